@@ -1,0 +1,284 @@
+"""What a trial is and what a study is: validated, immutable, and nothing else.
+
+`TrialConfig` is one training run; `Study` is a base run plus the axes it is varied
+along. A value that cannot work is refused here, once, with a line that names the field,
+the value and the remedy, so that nothing further down needs to check again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+QKNorm = Literal["off", "rmsnorm"]
+Scalar = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work. Its text is one line: field, value, remedy."""
+
+
+class Config(BaseModel):
+    """Base of every configuration object: frozen, strict about names, finite numbers.
+
+    Raises:
+        ConfigError: from the constructor, in place of pydantic's multi-line report.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_one_line(type(self), error)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, validated anew."""
+        return type(self)(**(self.model_dump() | changes))
+
+
+def _one_line(model: type[BaseModel], error: ValidationError) -> str:
+    """Folds pydantic's report of the first fault into `field = value: why. Remedy.`"""
+    fault = error.errors(include_url=False)[0]
+    path = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        known = ", ".join(sorted(model.model_fields))
+        return f"{'.'.join(path)} is not a setting of {model.__name__}. Settings: {known}."
+    message = fault["msg"].removeprefix("Value error, ").rstrip(".")
+    if isinstance(fault.get("ctx", {}).get("error"), ConfigError):
+        return ".".join([*path, message + "."])
+    if not path:
+        return f"{message}."
+    message = message[0].lower() + message[1:]
+    field = model.model_fields.get(path[0])
+    remedy = f" Give {field.description}." if field and field.description else ""
+    value = "" if fault["type"] == "missing" else f" = {fault['input']!r}"
+    return f"{'.'.join(path)}{value}: {message}.{remedy}"
+
+
+class DataConfig(Config):
+    """Which text, cut into which tokens. Everything that determines the token files."""
+
+    corpus: Literal["synthetic", "text"] = Field(
+        "synthetic", description="'synthetic' (built in) or 'text' (local files)"
+    )
+    train: str | None = Field(None, description="the path of the training text")
+    validation: str | None = Field(None, description="the path of the validation text")
+    tokenizer: Literal["bpe"] = Field("bpe", description="'bpe'")
+    vocab_size: int = Field(512, ge=257, le=65536, description="a vocabulary of 257 to 65536")
+    train_documents: int = Field(20_000, ge=1, description="how many stories to train on")
+    validation_documents: int = Field(2_000, ge=1, description="how many stories to hold out")
+    seed: int = Field(0, ge=0, description="the seed of the story generator, 0 or above")
+
+
+class TrialConfig(Config):
+    """One training run: one cell of a study.
+
+    The first four fields are the axes of the question. Defaults of the optimiser are
+    those of Wortsman et al. 2023 (arXiv 2309.14322, section 2): AdamW with betas
+    (0.9, 0.95), eps 1e-8, clipping at 1, linear warm-up, cosine decay, independent weight
+    decay 1e-4. The architecture is nanoGPT's; muP is off.
+    """
+
+    lr: float = Field(1e-2, gt=0, description="the peak learning rate, above 0, such as 1e-3")
+    depth: int = Field(2, ge=1, le=256, description="the number of blocks, 1 to 256")
+    qk_norm: QKNorm = Field("off", description="'off' or 'rmsnorm'")
+    seed: int = Field(0, ge=0, lt=2**31, description="a seed from 0 to 2147483647")
+
+    width: int = Field(32, ge=2, description="the residual width, a multiple of heads")
+    heads: int = Field(2, ge=1, description="the number of attention heads, a divisor of width")
+    context: int = Field(32, ge=2, description="tokens a window, 2 or more")
+
+    steps: int = Field(400, ge=1, description="optimiser steps, 1 or more")
+    warmup_steps: int = Field(40, ge=0, description="steps of linear warm-up, fewer than steps")
+    min_lr_fraction: float = Field(
+        0.0, ge=0, le=1, description="the last learning rate as a fraction of the peak, 0 to 1"
+    )
+    batch_size: int = Field(16, ge=1, description="windows a forward pass, 1 or more")
+    grad_accum: int = Field(1, ge=1, description="forward passes an optimiser step, 1 or more")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's beta1, 0 up to below 1")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW's beta2, 0 up to below 1")
+    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon, above 0")
+    weight_decay: float = Field(1e-4, ge=0, description="weight decay, 0 or above")
+    decay_mode: Literal["independent", "coupled"] = Field(
+        "independent",
+        description="'independent' (scaled by the schedule) or 'coupled' (by the learning rate)",
+    )
+    grad_clip: float = Field(1.0, gt=0, description="the gradient norm to clip at, above 0")
+
+    report_every: int = Field(20, ge=1, description="steps between reports, at most steps")
+    val_windows: int = Field(128, ge=1, description="validation windows a report, 1 or more")
+    probe_windows: int = Field(8, ge=1, description="windows the diagnostics look at, 1 or more")
+
+    data: DataConfig = Field(default_factory=DataConfig, description="a DataConfig")
+
+    device: Literal["auto", "cpu", "mps", "cuda"] = Field(
+        "auto", description="'auto', 'cpu', 'mps' or 'cuda'"
+    )
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="'fp32' or 'bf16'")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads a trial, 1 or more")
+    compile: bool = Field(False, description="true or false")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(
+                f"heads = {self.heads}: does not divide width = {self.width}. "
+                f"Give a divisor of {self.width}"
+            )
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps}: not below steps = {self.steps}. "
+                f"Give at most {self.steps - 1}"
+            )
+        if self.report_every > self.steps:
+            raise ValueError(
+                f"report_every = {self.report_every}: above steps = {self.steps}. "
+                f"Give at most {self.steps}"
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Training tokens one optimiser step consumes."""
+        return self.batch_size * self.grad_accum * self.context
+
+    @property
+    def label(self) -> str:
+        """Readable, unique name of the cell inside its study, safe as a folder name."""
+        return f"d{self.depth}-{self.qk_norm}-lr{self.lr:.3e}-s{self.seed}"
+
+
+class Criterion(Config):
+    """When a run counts as diverged or failed. docs/method.md gives the evidence.
+
+    Presets: `off` never stops a run early; `safe` stops only on what was never seen to
+    come back.
+    """
+
+    name: str = Field("safe", description="a name for this set of rules")
+    stop: bool = Field(True, description="true to stop diverged runs early")
+    loss_above_init: bool = Field(
+        True, description="true: smoothed training loss above the loss at init is divergence"
+    )
+    max_logit: float | None = Field(
+        1000.0, gt=0, description="the attention logit above which a run diverged, or null"
+    )
+    patience: int = Field(
+        2, ge=1, description="reports in a row that must agree before a run is called diverged"
+    )
+    failed_margin: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="the normalised final loss above which a finished run failed, 0 to 1",
+    )
+
+
+class Margins(Config):
+    """What counts as a difference, declared before the study runs."""
+
+    usable: float = Field(
+        0.1, gt=0, description="nats above the best loss at which a learning rate is usable"
+    )
+    necessity: float = Field(
+        0.1, gt=0, description="nats by which off must lose to on before QK-norm is needed"
+    )
+    equivalence: float = Field(
+        0.1, gt=0, description="nats within which the arms count as equal at low learning rate"
+    )
+
+
+AXES = ("lr", "depth", "qk_norm", "seed")
+
+
+class Study(Config):
+    """A base run and the axes it is varied along; every combination is one cell.
+
+    `axes` may be given as a mapping from a field of TrialConfig to its values; it is kept
+    as a tuple of pairs, so that a Study is hashable and cannot be changed.
+    """
+
+    name: str = Field(description="a name of letters, digits, '-', '_', '.' and '+'")
+    description: str = Field("", description="one line on what the study asks")
+    base: TrialConfig = Field(default_factory=TrialConfig, description="a TrialConfig")
+    axes: tuple[tuple[str, tuple[Scalar, ...]], ...] = Field(
+        description="a mapping from axis to values, with lr, depth, qk_norm and seed"
+    )
+    criterion: Criterion = Field(default_factory=Criterion, description="a Criterion")
+    margins: Margins = Field(default_factory=Margins, description="Margins")
+    checkpoint_every_s: float = Field(
+        30.0, ge=0, description="seconds between checkpoints of a running cell, 0 or above"
+    )
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _axes_from_mapping(cls, axes: Any) -> Any:
+        return tuple(axes.items()) if isinstance(axes, dict) else axes
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", self.name):
+            raise ValueError(
+                f"name = {self.name!r}: not usable as a folder name. "
+                "Give letters, digits, '-', '_', '.' and '+'"
+            )
+        for name, _ in self.axes:
+            if name not in TrialConfig.model_fields:
+                raise ValueError(
+                    f"axes.{name}: not a setting of a trial. Give one of: "
+                    + ", ".join(sorted(TrialConfig.model_fields))
+                )
+        names = [name for name, _ in self.axes]
+        if missing := [name for name in AXES if name not in names]:
+            raise ValueError(f"axes: {missing[0]} has no values. Give at least one")
+        for name, axis_values in self.axes:
+            if not axis_values:
+                raise ValueError(f"axes.{name}: has no values. Give at least one")
+            try:
+                typed = [getattr(self.base.replace(**{name: v}), name) for v in axis_values]
+            except ConfigError as error:
+                raise ValueError(f"axes.{str(error).rstrip('.')}") from None
+            if len(set(typed)) != len(typed):
+                raise ValueError(f"axes.{name} = {typed}: has a value twice. Give each once")
+        return self
+
+    def axis(self, name: str) -> tuple[Any, ...]:
+        """The values of one axis, in the order given, in the type of their field."""
+        return tuple(getattr(self.base.replace(**{name: v}), name) for v in dict(self.axes)[name])
+
+    def cells(self) -> Iterator[TrialConfig]:
+        """Every cell, seed by seed, so that a cut sweep leaves whole grids behind."""
+        by_seed_first = sorted(self.axes, key=lambda axis: axis[0] != "seed")
+        names = [name for name, _ in by_seed_first]
+        for values in itertools.product(*(vs for _, vs in by_seed_first)):
+            yield self.base.replace(**dict(zip(names, values, strict=True)))
+
+    def __len__(self) -> int:
+        return math.prod(len(values) for _, values in self.axes)
+
+
+def log_grid(low: float, high: float, per_decade: int) -> tuple[float, ...]:
+    """Log-spaced values from low to high, both included, rounded to three digits.
+
+    Three digits keep names and axis labels readable; at 16 points a decade they are still
+    distinct.
+
+    Raises:
+        ConfigError: if high is not a whole number of grid steps above low.
+    """
+    count = math.log10(high / low) * per_decade
+    if abs(count - round(count)) > 0.05:
+        raise ConfigError(
+            f"log_grid: {low:g} to {high:g} is {count:.2f} steps at {per_decade} a decade. "
+            "Give ends that lie on the grid."
+        )
+    return tuple(float(f"{low * 10 ** (k / per_decade):.3g}") for k in range(round(count) + 1))
