@@ -1,0 +1,208 @@
+"""Final loss against learning rate, one panel a depth: the figure the study is for.
+
+After figure 1 of Wortsman et al. 2023 (arXiv 2309.14322), with every seed drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from analysis.plots.theme import (
+    GREY,
+    SCREEN,
+    Layout,
+    arm_colour,
+    arm_order,
+    dodged,
+    linear_ticks,
+    log_x,
+    panels,
+    picked,
+    selectable,
+    state_labels,
+    state_shape,
+    styled,
+)
+
+_ROW = 0.085  # height of a row above the curves, as a share of the curves' height
+_GAPS: Literal["break-paths-filter-domains"] = (
+    "break-paths-filter-domains"  # a line ends at a missing value, it never spans it
+)
+
+
+def lr_loss(
+    cells: pd.DataFrame,
+    curve: pd.DataFrame,
+    references: pd.DataFrame,
+    layout: Layout = SCREEN,
+) -> Any:
+    """The LR-versus-loss curves of a study.
+
+    Each cell is one mark: at its final loss, or, where it has none, in the rows above the
+    curves. A diverged cell without a finite loss, and any loss above the loss at
+    initialisation, is drawn at the loss at initialisation. The line breaks where no seed
+    has a loss; "2/3" above a learning rate says how many of its seeds are stable.
+
+    Args:
+        cells: as `analysis.tables.CELL_COLUMNS`.
+        curve: one row for each (depth, qk_norm, lr) asked: loss (nats a token, NaN where
+            no seed has one), low, high, n_asked, n_stable.
+        references: depth, name, value (nats a token) of the horizontal rules.
+        layout: where the figure is going.
+    """
+    arms = arm_order(cells["qk_norm"])
+    labels = state_labels(cells["state"])
+    top = _top(cells, references)
+    marks = _marks(cells, top, len(arms)).assign(state_label=cells["state"].map(labels))
+    highest = max(marks["y"].max(), top * (1 + _ROW * len(arms)))
+    bottom = min([0.0, *references["value"], *marks["y"].dropna()])
+    lrs = sorted(cells["lr"].unique())
+    depths = sorted(cells["depth"].unique())
+    rules = references.assign(
+        x=math.sqrt(lrs[0] * lrs[-1]),  # the middle, where the curves leave room
+        label=references["name"] + references["value"].map(" {:.2f}".format),
+        lowest=references["value"].eq(references.groupby("depth")["value"].transform("min")),
+    )
+    panel = _Panel(
+        band=bool(curve[["low", "high"]].notna().any(axis=None)),
+        domain=(bottom, highest + top * _ROW * 0.7),
+        ticks=linear_ticks(bottom, top, most=int(layout.panel_height // (layout.font * 2))),
+        colour=arm_colour(arms, symbolType="stroke", symbolOpacity=1),
+        shape=state_shape(labels),
+        layout=layout,
+        width=layout.panel_width(len(depths)),
+    )
+    charts = [
+        panel.draw(
+            depth,
+            x=log_x("x", lrs, None if i + layout.columns < len(depths) else "peak learning rate"),
+            y_title=None if i % layout.columns else "final validation loss (nats/token)",
+        )
+        for i, depth in enumerate(depths)
+    ]
+    chart = selectable(panels(charts, layout), [f"cells_{depth}" for depth in depths])
+    tables = {
+        "cells": dodged(marks, arms, lrs),
+        "curve": dodged(_counted(curve, arms, top), arms, lrs),
+        "rules": rules,
+    }
+    title = "Final loss against learning rate"
+    return styled(chart, layout, tables, title, _notes(cells))
+
+
+def _notes(cells: pd.DataFrame) -> list[str]:
+    """The subtitle: n, and whatever the picture alone would not say."""
+    counts = cells["state"].value_counts()
+    seeds = cells["seed"].nunique()
+    notes = [
+        f"{len(cells)} cells, {seeds} seed{'s'[: seeds != 1]}; one mark a cell, line: median",
+        "k/n above a learning rate: k of its n seeds are stable",
+    ]
+    for state, words in (("errored", "errored"), ("missing", "missing or unfinished")):
+        if state in counts.index:
+            notes.append(f"{counts[state]} {words}: no loss, marked above the curves")
+    above = cells["loss"].gt(cells["loss_init"]) | (
+        cells["state"].isin(["diverged", "failed"]) & ~np.isfinite(cells["loss"])
+    )
+    if above.any():
+        notes.append(f"{int(above.sum())} non-finite or above the loss at init, drawn at it")
+    return notes
+
+
+def _top(cells: pd.DataFrame, references: pd.DataFrame) -> float:
+    """Where the curves end and the rows above them begin."""
+    finite = cells["loss"].where(np.isfinite(cells["loss"]))
+    capped = np.minimum(finite, cells["loss_init"])
+    values = [*references["value"], *cells["loss_init"], *capped]
+    return max([v for v in values if math.isfinite(v)], default=1.0)
+
+
+def _marks(cells: pd.DataFrame, top: float, arms: int) -> pd.DataFrame:
+    """Every cell with the height `y` of its mark."""
+    loss = cells["loss"].where(np.isfinite(cells["loss"]))
+    init = cells["loss_init"].where(np.isfinite(cells["loss_init"]))
+    lost = loss.isna() & cells["state"].isin(["diverged", "failed"])
+    y = loss.mask(loss.gt(init), init).mask(lost, init.fillna(top))
+    absent = cells["state"].isin(["errored", "missing"]) | y.isna()
+    # Cells without a loss stand one above the other, above the rows that count the stable.
+    rank = cells[absent].groupby(["depth", "lr", "qk_norm"]).cumcount().reindex(cells.index)
+    y = y.mask(absent, top * (1 + _ROW * (arms + 1 + rank)))
+    columns = ["cell", "depth", "lr", "qk_norm", "seed", "state", "reason", "step", "loss"]
+    return cells[columns].assign(y=y)
+
+
+def _counted(curve: pd.DataFrame, arms: list[str], top: float) -> pd.DataFrame:
+    """The curve, with the text and the row that say how many seeds are stable."""
+    row = curve["qk_norm"].map({arm: len(arms) - i for i, arm in enumerate(arms)})
+    text = curve["n_stable"].astype(str) + "/" + curve["n_asked"].astype(str)
+    return curve.assign(
+        stable=text.where(curve["n_stable"] < curve["n_asked"], ""),
+        y_stable=top * (1 + _ROW * row),
+    )
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What the panels of all depths have in common."""
+
+    band: bool
+    domain: tuple[float, float]
+    ticks: list[float]
+    colour: alt.Color
+    shape: alt.Shape
+    layout: Layout
+    width: float
+
+    def draw(self, depth: int, x: alt.X, y_title: str | None) -> Any:
+        layout = self.layout
+        only = f"datum.depth == {depth}"
+        scale = alt.Scale(domain=self.domain, nice=False, zero=False)
+        y_axis = alt.Axis(title=y_title, values=self.ticks)
+
+        def y(field: str) -> alt.Y:
+            return alt.Y(f"{field}:Q", scale=scale, axis=y_axis)
+
+        rules = alt.Chart(alt.NamedData("rules")).transform_filter(only)
+        curve = (
+            alt.Chart(alt.NamedData("curve")).transform_filter(only).encode(x=x, color=self.colour)
+        )
+        band = curve.mark_area(opacity=0.18, invalid=_GAPS).encode(y=y("low"), y2="high:Q")
+        tooltip = ["cell:N", "lr:Q", "seed:Q", "state:N", "reason:N", "step:Q", "loss:Q"]
+        layers = [
+            rules.mark_rule(color=GREY, strokeDash=[4, 3], strokeWidth=0.8).encode(y=y("value")),
+            # Labels stand above their rule; the lowest one's below, as the curves come to it.
+            *(
+                rules.transform_filter(f"{'' if lowest else '!'}datum.lowest")
+                .mark_text(
+                    color=GREY,
+                    fontSize=layout.font * 0.85,
+                    dy=layout.font * (0.6 if lowest else -0.6),
+                )
+                .encode(x=x, y=y("value"), text="label:N")
+                for lowest in (False, True)
+            ),
+            *([band] if self.band else []),
+            curve.mark_line(strokeWidth=layout.stroke, invalid=_GAPS).encode(y=y("loss")),
+            curve.mark_text(fontSize=layout.font * 0.75).encode(y=y("y_stable"), text="stable:N"),
+            alt.Chart(alt.NamedData("cells"))
+            .transform_filter(only)
+            .mark_point(size=layout.point, strokeWidth=layout.stroke, filled=False)
+            .encode(
+                x=x,
+                y=y("y"),
+                color=self.colour,
+                shape=self.shape,
+                opacity=picked(0.9, 0.2),
+                tooltip=tooltip,
+            )
+            .properties(name=f"cells_{depth}"),
+        ]
+        return alt.layer(*layers).properties(
+            width=self.width, height=layout.panel_height, title=f"depth {depth}"
+        )

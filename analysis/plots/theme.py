@@ -1,0 +1,283 @@
+"""What all figures share: colours, marks, sizes, axes, names.
+
+Colours are Okabe and Ito's (2008), told apart under the common colour-vision deficiencies.
+An arm has one colour in every figure, a state one shape in every figure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from analysis.tables import STATES
+
+_FIXED_COLOURS = {
+    "off": "#D55E00",
+    "rmsnorm": "#0072B2",
+    "layernorm": "#009E73",
+    "l2": "#CC79A7",
+}
+_SPARE_COLOURS = ("#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F")
+_ARM_NAMES = {
+    "off": "QK-norm off",
+    "rmsnorm": "QK-norm on (RMSNorm)",
+    "layernorm": "QK-norm on (LayerNorm)",
+    "l2": "QK-norm on (L2)",
+}
+STATE_SHAPES = {
+    "stable": "circle",
+    "failed": "M-.8,-.8L.8,.8M.8,-.8L-.8,.8",  # a saltire
+    "diverged": "triangle-up",
+    "errored": "diamond",
+    "missing": "square",
+}
+GREY = "#767676"  # 4.5:1 on white and on the dark page, so one grey serves both
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a figure is going. Lengths in pixels, which are points in a PDF."""
+
+    name: str
+    width: float
+    columns: int
+    panel_height: float
+    font: float
+
+    def panel_width(self, panels: int, axis_chars: float = 5) -> float:
+        """Width of one of `panels` panels set side by side, axes and gaps deducted."""
+        columns = min(panels, self.columns)
+        gap = self.font * 1.6
+        return (self.width - columns * self.font * axis_chars - (columns - 1) * gap) / columns
+
+    @property
+    def point(self) -> float:
+        """Area of a point mark, in square pixels."""
+        return (self.font * 0.55) ** 2
+
+    @property
+    def stroke(self) -> float:
+        return self.font / 8
+
+
+COLUMN = Layout("column", width=249, columns=1, panel_height=100, font=7.5)
+"""One column of a two-column paper: 88 mm."""
+WIDE = Layout("wide", width=513, columns=3, panel_height=150, font=8)
+"""Both columns of a two-column paper: 181 mm."""
+SCREEN = Layout("screen", width=880, columns=3, panel_height=260, font=12)
+PHONE = Layout("phone", width=340, columns=1, panel_height=210, font=11)
+
+
+def arm_name(arm: str) -> str:
+    """How an arm is called in figures and tables."""
+    return _ARM_NAMES.get(arm, arm)
+
+
+def arm_order(arms: Iterable[str]) -> list[str]:
+    """The arms present, the reference (`off`) first, then the known ones, then by name."""
+    present = set(arms)
+    known = [arm for arm in _FIXED_COLOURS if arm in present]
+    return known + sorted(present - set(known))
+
+
+def arm_colours(arms: Iterable[str]) -> dict[str, str]:
+    """Colour of each arm; the known arms have the same one whatever else is present."""
+    order = arm_order(arms)
+    spare = iter(_SPARE_COLOURS * (1 + len(order) // len(_SPARE_COLOURS)))
+    return {arm: _FIXED_COLOURS.get(arm) or next(spare) for arm in order}
+
+
+def arm_colour(arms: Iterable[str], **legend: Any) -> alt.Color:
+    """The colour encoding of the field `arm`, which holds the arms' names."""
+    colours = arm_colours(arms)
+    scale = alt.Scale(domain=[arm_name(a) for a in colours], range=list(colours.values()))
+    return alt.Color("arm:N", scale=scale, legend=alt.Legend(title=None, orient="top", **legend))
+
+
+def state_labels(states: pd.Series) -> dict[str, str]:
+    """Legend entry of each state that occurs, with its count: nothing vanishes uncounted."""
+    counts = states.value_counts()
+    return {state: f"{state} ({counts[state]})" for state in STATES if state in counts.index}
+
+
+def state_shape(labels: dict[str, str], **legend: Any) -> alt.Shape:
+    """The shape encoding of the field `state_label`."""
+    scale = alt.Scale(domain=list(labels.values()), range=[STATE_SHAPES[s] for s in labels])
+    return alt.Shape("state_label:N", scale=scale, legend=alt.Legend(title=None, **legend))
+
+
+def decades(values: Iterable[float], limit: int = 8) -> list[float]:
+    """Ticks of a log axis over the positive `values`: readable ones, at most about `limit`.
+
+    Powers of ten; where they are fewer than three, 1-2-5 steps between them.
+    """
+    positive = [v for v in values if v > 0 and math.isfinite(v)]
+    if not positive:
+        return []
+    low, high = min(positive) * 0.999, max(positive) * 1.001
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = max(1, math.ceil((last - first) / limit))
+    mantissas = (1,) if high / low >= 100 else (1, 2, 5)
+    ticks = [float(f"{m}e{e}") for e in range(first, last + 1, every) for m in mantissas]
+    inside = [t for t in ticks if low <= t <= high]
+    return inside if len(inside) > 1 else sorted({float(f"{v:.3g}") for v in (low, high)})
+
+
+# d3's `~g` writes 1e-5 as 0.00001 and `~e` writes 1 as 1e+0; each has its range.
+NUMBER_LABEL = (
+    "datum.value == 0 ? '0' : abs(datum.value) >= 0.001 && abs(datum.value) < 10000"
+    " ? format(datum.value, '~r') : replace(format(datum.value, '~e'), '+', '')"
+)
+
+
+def log_x(field: str, values: Sequence[float], title: str | None, **axis: Any) -> alt.X:
+    """A log-scaled x axis over `values`, half a grid step of room at both ends."""
+    return alt.X(f"{field}:Q", scale=log_scale(values), axis=log_axis(values, title, **axis))
+
+
+def log_scale(values: Iterable[float]) -> alt.Scale:
+    positive = [v for v in values if v > 0 and math.isfinite(v)] or [1.0]
+    low, high = min(positive), max(positive)
+    room = (high / low) ** 0.04 if high > low else 2.0
+    return alt.Scale(type="log", domain=[low / room, high * room], nice=False)
+
+
+def log_axis(values: Iterable[float], title: str | None, **axis: Any) -> alt.Axis:
+    return alt.Axis(values=decades(values), labelExpr=NUMBER_LABEL, title=title, **axis)
+
+
+def chartable(table: pd.DataFrame) -> pd.DataFrame:
+    """A copy that Vega-Lite draws in full.
+
+    Dots, brackets, slashes and colons leave the column names, where Vega-Lite reads them
+    as paths or types; infinities become missing values, where JSON has none.
+    """
+    renamed = table.rename(columns=lambda name: re.sub(r"[^0-9A-Za-z_]+", "_", str(name)))
+    if not renamed.columns.is_unique:
+        raise ValueError(f"columns {list(table.columns)} are not distinct without punctuation")
+    return renamed.replace([np.inf, -np.inf], np.nan)
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of `chartable(table)` as strict JSON values: null for what is missing."""
+    clean = chartable(table).astype(object)
+    clean = clean.where(clean.notna(), None)
+    return [dict(zip(clean.columns, row, strict=True)) for row in clean.itertuples(index=False)]
+
+
+def dodged(table: pd.DataFrame, arms: list[str], lrs: Sequence[float], by: float = 0.2) -> Any:
+    """`table` with the arm's name, and `x`: its lr moved aside so that arms do not overlap.
+
+    Neighbouring arms stand `by` steps of the grid of learning rates apart.
+    """
+    step = min((math.log(b / a) for a, b in pairwise(sorted(lrs))), default=0.1)
+    shift = {arm: (i - (len(arms) - 1) / 2) * by * step for i, arm in enumerate(arms)}
+    return table.assign(
+        arm=table["qk_norm"].map(arm_name), x=table["lr"] * np.exp(table["qk_norm"].map(shift))
+    )
+
+
+def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from low to high, both included where they are round."""
+    span = max(high - low, 1e-12)
+    power = 10.0 ** math.floor(math.log10(span))
+    steps = [power * m for m in (0.1, 0.2, 0.5, 1, 2, 5, 10)]
+    step = next(s for s in steps if span / s <= max(most, 2))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(k * step, 12) for k in range(first, last + 1)]
+
+
+def panels(charts: Sequence[Any], layout: Layout) -> alt.ConcatChart:
+    """Panels side by side, as many in a row as the layout holds."""
+    return alt.concat(*charts, columns=min(len(charts), layout.columns)).resolve_scale(
+        color="shared", shape="shared"
+    )
+
+
+def styled(
+    chart: Any,
+    layout: Layout,
+    tables: dict[str, pd.DataFrame],
+    title: str,
+    subtitle: Sequence[str] = (),
+) -> Any:
+    """The finished figure: the tables its marks name, title, subtitle, the layout's sizes.
+
+    Tables come in by name and last: Altair copies inline data at every composition.
+    """
+    font = layout.font
+    figure = (
+        chart.properties(
+            title=alt.TitleParams(
+                text=title,
+                subtitle=list(subtitle),
+                anchor="start",
+                fontSize=font * 1.15,
+                subtitleFontSize=font,
+                subtitleColor=GREY,
+                offset=font,
+            ),
+            padding=font * 0.4,
+        )
+        .configure(font=FONT, background="white")
+        .configure_view(stroke=None)
+        .configure_axis(
+            labelFontSize=font,
+            titleFontSize=font,
+            titleFontWeight="normal",
+            titlePadding=font * 0.5,
+            labelColor="#333333",
+            titleColor="#333333",
+            gridColor="#e6e6e6",
+            gridWidth=0.5,
+            domainColor="#888888",
+            tickColor="#888888",
+            tickSize=font * 0.4,
+            labelOverlap=True,
+        )
+        .configure_legend(
+            orient="bottom",
+            direction="horizontal",
+            columns=max(1, int(layout.width // (font * 9))),
+            labelFontSize=font,
+            titleFontSize=font,
+            labelLimit=0,
+            symbolSize=layout.point * 2.2,
+            symbolStrokeWidth=layout.stroke * 1.2,
+            columnPadding=font,
+            rowPadding=font * 0.2,
+            offset=font * 0.8,
+            padding=0,
+        )
+        .configure_title(fontSize=font, fontWeight="bold", color="#222222")
+        .configure_concat(spacing=font * 1.4)
+    )
+    figure.datasets = {name: records(table) for name, table in tables.items()}
+    return figure
+
+
+def selectable(chart: Any, views: Sequence[str]) -> Any:
+    """`chart` with one selection of cells, `pick`, by a click in any of the named views."""
+    chart.params = [
+        alt.TopLevelSelectionParameter(
+            name="pick",
+            select=alt.PointSelectionConfig(type="point", fields=["cell"], toggle="true"),
+            views=list(views),
+        )
+    ]
+    return chart
+
+
+def picked(chosen: float, other: float) -> alt.OpacityValue:
+    """Opacity by the selection `pick`; all are chosen while it is empty."""
+    condition = {"param": "pick", "empty": True, "value": chosen}
+    return alt.OpacityValue(other, condition=condition)

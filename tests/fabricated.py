@@ -1,0 +1,137 @@
+"""Made-up results of a study, shaped like real ones, for the tests of figures and report.
+
+Losses fall with the learning rate, then the arm leaves its stable range for the plateau
+at the unigram entropy; nothing here was measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables import as_cells
+from tune_study.config import Study, log_grid
+
+INIT, UNIGRAM, FLOOR = 6.24, 4.88, 0.6
+REPORTS = range(20, 401, 20)
+
+
+def study(**axes: Any) -> Study:
+    """13 learning rates, 3 depths, 2 arms and 3 seeds, unless `axes` says otherwise."""
+    default: dict[str, Any] = {
+        "lr": log_grid(1e-3, 1.0, 4),
+        "depth": (1, 2, 4),
+        "qk_norm": ("off", "rmsnorm"),
+        "seed": (0, 1, 2),
+    }
+    return Study(name="fabricated", axes=default | axes)
+
+
+def results(of: Study | None = None) -> Any:
+    """Complete, healthy results of a study: every cell found, none errored."""
+    of = of or study()
+    rows = [_row(trial, np.random.default_rng([i, 7])) for i, trial in enumerate(of.cells())]
+    cells = as_cells(rows)
+    return SimpleNamespace(
+        study=of,
+        cells=cells,
+        history=history(cells),
+        manifest={
+            "corpus": "synthetic",
+            "vocab_size": 512,
+            "unigram_entropy": UNIGRAM,
+            "loss_floor": FLOOR,
+        },
+        damage=[],
+        running=False,
+        versions={"python": "3.11.2", "torch": "2.13.0", "ray": "2.60.0"},
+    )
+
+
+def _row(trial: Any, rng: np.random.Generator) -> dict[str, Any]:
+    edge = {"off": 0.1, "rmsnorm": 0.8}[trial.qk_norm] / trial.depth**0.3
+    best = 0.88 + 0.02 * trial.depth
+    slow = 2.4 * max(0.0, math.log10(1.2e-2 / trial.lr)) ** 1.3
+    broken = 1 / (1 + (edge * math.exp(0.15 * rng.normal()) / trial.lr) ** 5)
+    loss = best + slow + broken * (UNIGRAM - best) + 0.02 * abs(rng.normal())
+    normalised = (loss - best) / (UNIGRAM - best)
+    state = "failed" if normalised > 0.5 and trial.lr > 1.2e-2 else "stable"
+    if state == "failed" and trial.lr > 5 * edge:
+        state = "diverged"
+    logit = (8 if trial.qk_norm == "off" else 5) * (1 + (trial.lr / edge) ** 2 * 40)
+    return {
+        "cell": trial.label,
+        "lr": trial.lr,
+        "depth": trial.depth,
+        "qk_norm": trial.qk_norm,
+        "seed": trial.seed,
+        "state": state,
+        "reason": {
+            "stable": "",
+            "failed": f"normalised loss {normalised:.2f} > 0.50",
+            "diverged": f"max attention logit {logit:.0f} > 1000",
+        }[state],
+        "step": 120 if state == "diverged" else 400,
+        "steps": 400,
+        "loss": loss,
+        "loss_init": INIT + 0.01 * rng.normal(),
+        "loss_best": min(loss, best + slow),
+        "normalised_loss": normalised,
+        "unigram_entropy": UNIGRAM,
+        "loss_floor": FLOOR,
+        "bytes_per_token": 3.6,
+        "attn_entropy": 1.9 - 1.2 * broken,
+        "max_logit": logit,
+        "max_logit_peak": 1.3 * logit,
+        "kurtosis": 3 + 4 * broken,
+        "grad_norm": 0.4 + broken,
+        "clipped_share": 0.02 + 0.5 * broken,
+        "params": 30_000 * trial.depth,
+        "seconds": 3.0 * trial.depth,
+        "tokens_per_s": 68_000 / trial.depth,
+        "device": "cpu",
+        "precision": "fp32",
+        "threads": 1,
+        "identity": hashlib.sha256(trial.label.encode()).hexdigest()[:16],
+    }
+
+
+def history(cells: pd.DataFrame) -> pd.DataFrame:
+    """The reports that lead to `cells`: losses fall exponentially to where they end."""
+    parts = []
+    for cell in cells.itertuples():
+        if cell.state in ("errored", "missing"):
+            continue
+        steps = np.array([s for s in REPORTS if s <= cell.step], dtype="int64")
+        share = np.exp(-steps / 60)
+        loss = cell.loss + (cell.loss_init - cell.loss) * share
+        layers = {}
+        for layer in range(cell.depth):
+            layers[f"attn/entropy/layer_{layer}"] = cell.attn_entropy + 0.1 * layer + share
+            layers[f"attn/max_logit/layer_{layer}"] = cell.max_logit * (1 - share) / (layer + 1)
+            layers[f"act/kurtosis/layer_{layer}"] = cell.kurtosis + share * layer
+        parts.append(
+            pd.DataFrame(
+                {
+                    "cell": cell.cell,
+                    "lr": cell.lr,
+                    "depth": cell.depth,
+                    "qk_norm": cell.qk_norm,
+                    "seed": cell.seed,
+                    "step": steps,
+                    "val/loss": loss,
+                    "train/loss": loss * 0.98,
+                    "grad/norm": cell.grad_norm * (1 + share),
+                    "attn/entropy": cell.attn_entropy + share,
+                    "attn/max_logit": cell.max_logit * (1 - share),
+                    "act/kurtosis": cell.kurtosis + share,
+                    **layers,
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
