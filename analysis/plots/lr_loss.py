@@ -51,8 +51,9 @@ def lr_loss(
 
     Args:
         cells: as `analysis.tables.CELL_COLUMNS`.
-        curve: one row for each (depth, qk_norm, lr) asked: loss (nats a token, NaN where
-            no seed has one), low, high, n_asked, n_stable.
+        curve: as `analysis.estimators.by_lr`: for each (depth, qk_norm, lr) asked, median (NaN
+            where
+            no seed has a loss), low, high, n_asked, n_stable.
         references: depth, name, value (nats a token) of the horizontal rules.
         layout: where the figure is going.
     """
@@ -172,7 +173,9 @@ class _Panel:
         curve = (
             alt.Chart(alt.NamedData("curve")).transform_filter(only).encode(x=x, color=self.colour)
         )
-        band = curve.mark_area(opacity=0.18, invalid=_GAPS).encode(y=y("low"), y2="high:Q")
+        band = curve.mark_area(opacity=0.18, invalid=_GAPS, clip=True).encode(
+            y=y("low"), y2="high:Q"
+        )
         tooltip = ["cell:N", "lr:Q", "seed:Q", "state:N", "reason:N", "step:Q", "loss:Q"]
         layers = [
             rules.mark_rule(color=GREY, strokeDash=[4, 3], strokeWidth=0.8).encode(y=y("value")),
@@ -188,7 +191,7 @@ class _Panel:
                 for lowest in (False, True)
             ),
             *([band] if self.band else []),
-            curve.mark_line(strokeWidth=layout.stroke, invalid=_GAPS).encode(y=y("loss")),
+            curve.mark_line(strokeWidth=layout.stroke, invalid=_GAPS).encode(y=y("median")),
             curve.mark_text(fontSize=layout.font * 0.75).encode(y=y("y_stable"), text="stable:N"),
             alt.Chart(alt.NamedData("cells"))
             .transform_filter(only)

@@ -43,6 +43,22 @@ GREY = "#767676"  # 4.5:1 on white and on the dark page, so one grey serves both
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
 
+DARK = {
+    "background": "transparent",
+    "axis": {
+        "labelColor": "#c9ccd1",
+        "titleColor": "#c9ccd1",
+        "gridColor": "#30343b",
+        "domainColor": "#7d828a",
+        "tickColor": "#7d828a",
+    },
+    "legend": {"labelColor": "#c9ccd1", "titleColor": "#c9ccd1"},
+    "title": {"color": "#eceef1", "subtitleColor": "#9aa0a8"},
+    "header": {"labelColor": "#c9ccd1", "titleColor": "#c9ccd1"},
+}
+"""What a dark page puts over a figure's own config. Arms and states keep their colours."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where a figure is going. Lengths in pixels, which are points in a PDF."""
@@ -223,7 +239,6 @@ def styled(
                 anchor="start",
                 fontSize=font * 1.15,
                 subtitleFontSize=font,
-                subtitleColor=GREY,
                 offset=font,
             ),
             padding=font * 0.4,
@@ -258,7 +273,7 @@ def styled(
             offset=font * 0.8,
             padding=0,
         )
-        .configure_title(fontSize=font, fontWeight="bold", color="#222222")
+        .configure_title(fontSize=font, fontWeight="bold", color="#222222", subtitleColor=GREY)
         .configure_concat(spacing=font * 1.4)
     )
     figure.datasets = {name: records(table) for name, table in tables.items()}

@@ -1,0 +1,169 @@
+"""The HTML page of a report: one file with its data, its charts and the code to draw them.
+
+Each chart is drawn by Vega in the browser, from the layout that fits the window. Data that
+several charts or layouts share is stored once, by column.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import vl_convert
+
+from analysis import plots
+from analysis.plots.theme import DARK, arm_colours, arm_name
+from analysis.summary import (
+    best_lr_text,
+    edge_text,
+    interval_text,
+    json_safe,
+    leaks,
+    lr_text,
+)
+
+if TYPE_CHECKING:
+    from analysis.load import Results
+
+TABLE_COLUMNS = [
+    *("cell", "lr", "depth", "qk_norm", "seed", "state", "reason", "step"),
+    *("loss", "loss_init", "loss_best", "normalised_loss"),
+    *("attn_entropy", "max_logit_peak", "kurtosis", "grad_norm", "clipped_share"),
+    *("seconds", "device", "precision"),
+]
+"""Columns of the table of cells on the page; cells.parquet has them all."""
+
+CAPTIONS: dict[str, str] = {
+    "lr_loss": (
+        "Final validation loss against the peak learning rate, one panel a depth. Each mark is "
+        "one cell, its shape the cell's state; each line is the median over seeds and ends where "
+        "no seed has a loss; a band is the 95 % t interval of the mean, drawn where every seed "
+        "is stable. Marks above the curves are cells without a loss. Read off where each line "
+        "leaves its valley: QK-norm is worth having from there on. Click a mark to follow it "
+        "through the other figures."
+    ),
+}
+"""What is drawn, and how to read it, for each figure."""
+
+
+def render(
+    results: Results, summary: dict[str, Any], charts: dict[str, Callable[[plots.Layout], Any]]
+) -> str:
+    """The page as one string of HTML.
+
+    Args:
+        results: the study.
+        summary: what `analysis.summary.summarise` made of it.
+        charts: each figure's name and the function that draws it for a layout.
+    """
+    datasets: dict[str, Any] = {}
+    figures = {
+        name: {
+            layout.name: _share(chart(layout).to_dict(), datasets)
+            for layout in (plots.SCREEN, plots.PHONE)
+        }
+        for name, chart in charts.items()
+    }
+    cells = results.cells[TABLE_COLUMNS]
+    data = {
+        "datasets": datasets,
+        "figures": figures,
+        "dark": DARK,
+        "cells": _columns(json_safe(cells.to_dict("records"))),
+    }
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            results=results,
+            summary=summary,
+            data=_script_json(data),
+            vega=vega_bundle(),
+            captions=CAPTIONS,
+            arms=_arm_rows(summary),
+            colours=arm_colours(results.cells["qk_norm"]),
+            config=results.study.model_dump(mode="json"),
+            leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
+        )
+    )
+
+
+@functools.cache
+def vega_bundle() -> str:
+    """Vega-Embed with Vega and Vega-Lite as one script, from vl-convert; no network."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
+    return bundle.replace("</script", "<\\/script")
+
+
+def _share(spec: dict[str, Any], datasets: dict[str, Any]) -> dict[str, Any]:
+    """The spec with each dataset replaced by the key of its one copy in `datasets`."""
+    names = {}
+    for name, rows in spec.pop("datasets", {}).items():
+        table = _columns(json_safe(rows))
+        key = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+        datasets[key] = table
+        names[name] = key
+    return {"spec": spec, "datasets": names}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as one list a column: a quarter of the size, and the reader turns them back."""
+    names = list(rows[0]) if rows else []
+    return {name: [_short(row[name]) for row in rows] for name in names}
+
+
+def _short(value: Any) -> Any:
+    """Six digits are more than a screen shows."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
+
+
+def _arm_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The table of arms, as text."""
+    rows = []
+    for arm in summary["arms"]:
+        sensitivity, edge = arm["lr_sensitivity"], arm["max_stable_lr"]
+        value = sensitivity["value"]
+        notes = [sensitivity["reason"]]
+        if edge["reason"] != sensitivity["reason"]:
+            notes.append(edge["reason"])
+        if not edge["monotone"]:
+            notes.append("a stable cell lies above an unstable one")
+        rows.append(
+            {
+                "arm": arm["qk_norm"],
+                "depth": arm["depth"],
+                "name": arm_name(arm["qk_norm"]),
+                "best_lr": best_lr_text(arm),
+                "best_loss": "–" if arm["best_loss"] is None else f"{arm['best_loss']:.3f}",
+                "sensitivity": "unknown" if value is None else f"{value:.2f}",
+                "sensitivity_interval": interval_text(sensitivity["low"], sensitivity["high"]),
+                "range": f"{lr_text(sensitivity['lr_low'])} to {lr_text(sensitivity['lr_high'])}",
+                "edge": edge_text(edge),
+                "edge_interval": interval_text(edge["low"], edge["high"], ".3g"),
+                "stable": f"{arm['n_stable']}/{arm['n_asked']}",
+                "notes": "; ".join(note for note in notes if note),
+            }
+        )
+    return rows
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["arm_name"] = arm_name
+    return environment
