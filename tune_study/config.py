@@ -65,18 +65,86 @@ def _one_line(model: type[BaseModel], error: ValidationError) -> str:
 
 
 class DataConfig(Config):
-    """Which text, cut into which tokens. Everything that determines the token files."""
+    """Which text, cut into which tokens. Everything that determines the token files.
 
-    corpus: Literal["synthetic", "text"] = Field(
-        "synthetic", description="'synthetic' (built in) or 'text' (local files)"
+    docs/data.md tells which settings belong to which corpus and tokenizer; one that is set
+    but has no effect is refused.
+    """
+
+    corpus: Literal["synthetic", "text", "tinystories", "huggingface"] = Field(
+        "synthetic",
+        description="'synthetic' (built in), 'text' (local files), 'tinystories' or 'huggingface'",
     )
-    train: str | None = Field(None, description="the path of the training text")
-    validation: str | None = Field(None, description="the path of the validation text")
-    tokenizer: Literal["bpe"] = Field("bpe", description="'bpe'")
-    vocab_size: int = Field(512, ge=257, le=65536, description="a vocabulary of 257 to 65536")
-    train_documents: int = Field(20_000, ge=1, description="how many stories to train on")
-    validation_documents: int = Field(2_000, ge=1, description="how many stories to hold out")
+    train_documents: int | None = Field(
+        None, ge=1, description="how many documents to train on, or null for the default"
+    )
+    validation_documents: int | None = Field(
+        None, ge=1, description="how many documents to hold out, or null for the default"
+    )
     seed: int = Field(0, ge=0, description="the seed of the story generator, 0 or above")
+
+    name: str | None = Field(None, description="what to call the local text, or null")
+    train: str | tuple[str, ...] | None = Field(
+        None, description="the training text: a file, a folder or a list of them"
+    )
+    validation: str | tuple[str, ...] | None = Field(
+        None, description="the validation text: a file, a folder or a list of them"
+    )
+    document_end: str | None = Field(
+        "<|endoftext|>",
+        min_length=1,
+        description="the line that ends a document of a .txt file, or null for one a line",
+    )
+    column: str = Field("text", description="the field or column that holds the text")
+    dataset: str | None = Field(None, description="a data set's name on the Hugging Face hub")
+    subset: str | None = Field(None, description="the data set's configuration, or null")
+    revision: str | None = Field(None, description="the commit of the data set to pin")
+    train_split: str = Field("train", description="the data set's split to train on")
+    validation_split: str = Field("validation", description="the data set's split to hold out")
+
+    tokenizer: Literal["bpe", "gpt2", "gpt2-compact", "bytes"] = Field(
+        "bpe", description="'bpe', 'gpt2', 'gpt2-compact' or 'bytes'"
+    )
+    vocab_size: int | None = Field(
+        None, ge=257, le=2**20, description="a vocabulary of 257 to 1048576 ids, or null"
+    )
+    gpt2_vocab: str | None = Field(None, description="the path of GPT-2's vocab.bpe, or null")
+    gpt2_encoder: str | None = Field(None, description="the path of GPT-2's encoder.json, or null")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        limits = {"train_documents", "validation_documents"}
+        used = {
+            "synthetic": limits | {"seed"},
+            "text": limits | {"name", "train", "validation", "document_end", "column"},
+            "tinystories": limits,
+            "huggingface": limits
+            | {"dataset", "subset", "revision", "train_split", "validation_split", "column"},
+            "bpe": {"vocab_size"},
+            "gpt2": {"gpt2_vocab", "gpt2_encoder"},
+            "gpt2-compact": {"vocab_size", "gpt2_vocab", "gpt2_encoder"},
+            "bytes": set(),
+        }
+        allowed = used[self.corpus] | used[self.tokenizer] | {"corpus", "tokenizer"}
+        for field, info in type(self).model_fields.items():
+            value = getattr(self, field)
+            if field not in allowed and value != info.default:
+                raise ValueError(
+                    f"{field} = {value!r}: has no effect with corpus {self.corpus!r} and "
+                    f"tokenizer {self.tokenizer!r}. Leave it out"
+                )
+        needed = {"text": ("train", "validation"), "huggingface": ("dataset", "revision")}
+        for field in needed.get(self.corpus, ()):
+            if not getattr(self, field):
+                raise ValueError(
+                    f"{field}: missing with corpus {self.corpus!r}. "
+                    f"Give {type(self).model_fields[field].description}"
+                )
+        if (self.gpt2_vocab is None) != (self.gpt2_encoder is None):
+            raise ValueError(
+                "gpt2_vocab and gpt2_encoder: only one of the two is set. Give both or neither"
+            )
+        return self
 
 
 class TrialConfig(Config):
@@ -195,6 +263,34 @@ class Margins(Config):
     equivalence: float = Field(
         0.1, gt=0, description="nats within which the arms count as equal at low learning rate"
     )
+    superiority: float = Field(
+        0.25, ge=0, description="mean nats by which on must win at high learning rate, 0 or above"
+    )
+    sensitivity: float = Field(
+        0.1, ge=0, description="nats by which on must lower LR sensitivity, 0 or above"
+    )
+    stable_lr_ratio: float = Field(
+        1.2, ge=1, description="the factor by which on must raise the maximum stable LR, 1 or above"
+    )
+    depth_slope: float = Field(
+        0.1,
+        ge=0,
+        description="decades by which the necessity threshold must fall a decade of depth, 0 or above",
+    )
+    lr_range: tuple[float, float] | None = Field(
+        None,
+        description="the lowest and highest LR that LR sensitivity averages over, such as "
+        "[1e-3, 1], or null for the whole grid",
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.lr_range is not None and not 0 < self.lr_range[0] < self.lr_range[1]:
+            raise ValueError(
+                f"lr_range = {list(self.lr_range)}: is not 0 < low < high. "
+                "Give the lowest and the highest LR, such as [1e-3, 1]"
+            )
+        return self
 
 
 AXES = ("lr", "depth", "qk_norm", "seed")
