@@ -71,6 +71,11 @@ class Tokens:
     folder: Path
 
     @property
+    def vocab_size(self) -> int:
+        """Number of ids, the end of text included."""
+        return self.manifest.vocab_size
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""
         return Tokenizer.from_json((self.folder / TOKENIZER).read_text(encoding="utf-8"))
