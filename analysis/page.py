@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
 
-from analysis import plots
 from analysis.plots.theme import DARK, arm_colours, arm_name
 from analysis.summary import (
     best_lr_text,
@@ -27,6 +25,7 @@ from analysis.summary import (
 )
 
 if TYPE_CHECKING:
+    from analysis.figures import Figure
     from analysis.load import Results
 
 TABLE_COLUMNS = [
@@ -37,36 +36,25 @@ TABLE_COLUMNS = [
 ]
 """Columns of the table of cells on the page; cells.parquet has them all."""
 
-CAPTIONS: dict[str, str] = {
-    "lr_loss": (
-        "Final validation loss against the peak learning rate, one panel a depth. Each mark is "
-        "one cell, its shape the cell's state; each line is the median over seeds and ends where "
-        "no seed has a loss; a band is the 95 % t interval of the mean, drawn where every seed "
-        "is stable. Marks above the curves are cells without a loss. Read off where each line "
-        "leaves its valley: QK-norm is worth having from there on. Click a mark to follow it "
-        "through the other figures."
-    ),
-}
-"""What is drawn, and how to read it, for each figure."""
-
 
 def render(
-    results: Results, summary: dict[str, Any], charts: dict[str, Callable[[plots.Layout], Any]]
+    results: Results,
+    summary: dict[str, Any],
+    drawn: list[Figure],
+    specs: dict[str, dict[str, dict[str, Any]]],
 ) -> str:
     """The page as one string of HTML.
 
     Args:
         results: the study.
         summary: what `analysis.summary.summarise` made of it.
-        charts: each figure's name and the function that draws it for a layout.
+        drawn: the figures, in reading order.
+        specs: figure name -> layout name -> Vega-Lite specification.
     """
     datasets: dict[str, Any] = {}
     figures = {
-        name: {
-            layout.name: _share(chart(layout).to_dict(), datasets)
-            for layout in (plots.SCREEN, plots.PHONE)
-        }
-        for name, chart in charts.items()
+        name: {layout: _share(spec, datasets) for layout, spec in by_layout.items()}
+        for name, by_layout in specs.items()
     }
     cells = results.cells[TABLE_COLUMNS]
     data = {
@@ -83,7 +71,7 @@ def render(
             summary=summary,
             data=_script_json(data),
             vega=vega_bundle(),
-            captions=CAPTIONS,
+            figures=drawn,
             arms=_arm_rows(summary),
             colours=arm_colours(results.cells["qk_norm"]),
             config=results.study.model_dump(mode="json"),
@@ -102,18 +90,30 @@ def vega_bundle() -> str:
 def _share(spec: dict[str, Any], datasets: dict[str, Any]) -> dict[str, Any]:
     """The spec with each dataset replaced by the key of its one copy in `datasets`."""
     names = {}
-    for name, rows in spec.pop("datasets", {}).items():
+    for name, rows in spec.get("datasets", {}).items():
         table = _columns(json_safe(rows))
         key = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
         datasets[key] = table
         names[name] = key
-    return {"spec": spec, "datasets": names}
+    bare = {key: value for key, value in spec.items() if key != "datasets"}
+    return {"spec": bare, "datasets": names}
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as one list a column: a quarter of the size, and the reader turns them back."""
-    names = list(rows[0]) if rows else []
-    return {name: [_short(row[name]) for row in rows] for name in names}
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as one list a column, a fraction of the size; the page turns them back.
+
+    A column of few different strings becomes {"values": [...], "codes": [...]}.
+    """
+    table: dict[str, Any] = {}
+    for name in rows[0] if rows else ():
+        column = [_short(row[name]) for row in rows]
+        values = dict.fromkeys(column)
+        if isinstance(column[0], str) and len(values) * 2 < len(column):
+            code = {value: i for i, value in enumerate(values)}
+            table[name] = {"values": list(values), "codes": [code[value] for value in column]}
+        else:
+            table[name] = column
+    return table
 
 
 def _short(value: Any) -> Any:

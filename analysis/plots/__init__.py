@@ -1,14 +1,25 @@
 """Altair charts of a study: tables in, charts out. No statistic is computed here.
 
 Every function takes tidy tables (see `analysis.tables` and `analysis.estimators`) and a
-`Layout`, and returns an `altair` chart that draws without a network:
-
-    from analysis import load, plots
-    results = load.load("runs/pilot")
-    plots.lr_loss(...).save("lr_loss.pdf")
+`Layout`, and returns an Altair chart that draws without a network.
 """
 
+from analysis.plots.curves import curves
+from analysis.plots.depth import lr_sensitivity, max_stable_lr, necessity
 from analysis.plots.lr_loss import lr_loss
-from analysis.plots.theme import COLUMN, PHONE, SCREEN, WIDE, Layout
+from analysis.plots.metrics import metric
+from analysis.plots.phase import phase
+from analysis.plots.theme import COLUMN, WIDE, Layout
 
-__all__ = ["COLUMN", "PHONE", "SCREEN", "WIDE", "Layout", "lr_loss"]
+__all__ = [
+    "COLUMN",
+    "WIDE",
+    "Layout",
+    "curves",
+    "lr_loss",
+    "lr_sensitivity",
+    "max_stable_lr",
+    "metric",
+    "necessity",
+    "phase",
+]

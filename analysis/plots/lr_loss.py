@@ -7,42 +7,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from analysis.plots.depth import sensitivity_panel
 from analysis.plots.theme import (
+    BREAK_AT_GAPS,
     GREY,
-    SCREEN,
+    WIDE,
     Layout,
     arm_colour,
     arm_order,
+    cell_tooltip,
     dodged,
+    last_row,
     linear_ticks,
     log_x,
     panels,
     picked,
     selectable,
+    sized,
     state_labels,
     state_shape,
     styled,
 )
 
 _ROW = 0.085  # height of a row above the curves, as a share of the curves' height
-_GAPS: Literal["break-paths-filter-domains"] = (
-    "break-paths-filter-domains"  # a line ends at a missing value, it never spans it
-)
 
 
 def lr_loss(
     cells: pd.DataFrame,
     curve: pd.DataFrame,
     references: pd.DataFrame,
-    layout: Layout = SCREEN,
+    sensitivity: pd.DataFrame,
+    arms_summary: list[dict[str, Any]],
+    layout: Layout = WIDE,
 ) -> Any:
-    """The LR-versus-loss curves of a study.
+    """The LR-versus-loss curves of a study, and beneath them LR sensitivity against depth.
 
     Each cell is one mark: at its final loss, or, where it has none, in the rows above the
     curves. A diverged cell without a finite loss, and any loss above the loss at
@@ -55,6 +59,8 @@ def lr_loss(
             where
             no seed has a loss), low, high, n_asked, n_stable.
         references: depth, name, value (nats a token) of the horizontal rules.
+        sensitivity: as `analysis.estimators.lr_sensitivity`.
+        arms_summary: as `analysis.estimators.arm_summary`.
         layout: where the figure is going.
     """
     arms = arm_order(cells["qk_norm"])
@@ -82,18 +88,20 @@ def lr_loss(
     charts = [
         panel.draw(
             depth,
-            x=log_x("x", lrs, None if i + layout.columns < len(depths) else "peak learning rate"),
+            x=log_x("x", lrs, "peak learning rate" if last_row(i, len(depths), layout) else None),
             y_title=None if i % layout.columns else "final validation loss (nats/token)",
         )
         for i, depth in enumerate(depths)
     ]
-    chart = selectable(panels(charts, layout), [f"cells_{depth}" for depth in depths])
-    tables = {
+    beneath, tables, _ = sensitivity_panel(sensitivity, arms_summary, layout)
+    chart = panels([panels(charts, layout), beneath], layout, columns=1)
+    tables |= {
         "cells": dodged(marks, arms, lrs),
         "curve": dodged(_counted(curve, arms, top), arms, lrs),
         "rules": rules,
     }
     title = "Final loss against learning rate"
+    chart = selectable(chart, [f"cells_{depth}" for depth in depths])
     return styled(chart, layout, tables, title, _notes(cells))
 
 
@@ -173,10 +181,10 @@ class _Panel:
         curve = (
             alt.Chart(alt.NamedData("curve")).transform_filter(only).encode(x=x, color=self.colour)
         )
-        band = curve.mark_area(opacity=0.18, invalid=_GAPS, clip=True).encode(
-            y=y("low"), y2="high:Q"
+        band = curve.mark_area(opacity=0.18, invalid=BREAK_AT_GAPS, clip=True).encode(
+            y=y("low"), y2=alt.Y2("high:Q")
         )
-        tooltip = ["cell:N", "lr:Q", "seed:Q", "state:N", "reason:N", "step:Q", "loss:Q"]
+
         layers = [
             rules.mark_rule(color=GREY, strokeDash=[4, 3], strokeWidth=0.8).encode(y=y("value")),
             # Labels stand above their rule; the lowest one's below, as the curves come to it.
@@ -187,12 +195,14 @@ class _Panel:
                     fontSize=layout.font * 0.85,
                     dy=layout.font * (0.6 if lowest else -0.6),
                 )
-                .encode(x=x, y=y("value"), text="label:N")
+                .encode(x=x, y=y("value"), text=alt.Text("label:N"))
                 for lowest in (False, True)
             ),
             *([band] if self.band else []),
-            curve.mark_line(strokeWidth=layout.stroke, invalid=_GAPS).encode(y=y("median")),
-            curve.mark_text(fontSize=layout.font * 0.75).encode(y=y("y_stable"), text="stable:N"),
+            curve.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(y=y("median")),
+            curve.mark_text(fontSize=layout.font * 0.75).encode(
+                y=y("y_stable"), text=alt.Text("stable:N")
+            ),
             alt.Chart(alt.NamedData("cells"))
             .transform_filter(only)
             .mark_point(size=layout.point, strokeWidth=layout.stroke, filled=False)
@@ -202,10 +212,8 @@ class _Panel:
                 color=self.colour,
                 shape=self.shape,
                 opacity=picked(0.9, 0.2),
-                tooltip=tooltip,
+                tooltip=cell_tooltip(),
             )
             .properties(name=f"cells_{depth}"),
         ]
-        return alt.layer(*layers).properties(
-            width=self.width, height=layout.panel_height, title=f"depth {depth}"
-        )
+        return sized(alt.layer(*layers), self.width, layout.panel_height, f"depth {depth}")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import numpy as np
@@ -70,7 +70,11 @@ class Layout:
     font: float
 
     def panel_width(self, panels: int, axis_chars: float = 5) -> float:
-        """Width of one of `panels` panels set side by side, axes and gaps deducted."""
+        """Width of one of `panels` panels set side by side, axes and gaps deducted.
+
+        Args:
+            axis_chars: room for the vertical axis of each, in font sizes.
+        """
         columns = min(panels, self.columns)
         gap = self.font * 1.6
         return (self.width - columns * self.font * axis_chars - (columns - 1) * gap) / columns
@@ -87,10 +91,8 @@ class Layout:
 
 COLUMN = Layout("column", width=249, columns=1, panel_height=100, font=7.5)
 """One column of a two-column paper: 88 mm."""
-WIDE = Layout("wide", width=513, columns=3, panel_height=150, font=8)
-"""Both columns of a two-column paper: 181 mm."""
-SCREEN = Layout("screen", width=880, columns=3, panel_height=260, font=12)
-PHONE = Layout("phone", width=340, columns=1, panel_height=210, font=11)
+WIDE = Layout("wide", width=513, columns=3, panel_height=155, font=8)
+"""Both columns of a two-column paper: 181 mm. A page enlarges it to its own width."""
 
 
 def arm_name(arm: str) -> str:
@@ -155,20 +157,28 @@ NUMBER_LABEL = (
 )
 
 
-def log_x(field: str, values: Sequence[float], title: str | None, **axis: Any) -> alt.X:
-    """A log-scaled x axis over `values`, half a grid step of room at both ends."""
-    return alt.X(f"{field}:Q", scale=log_scale(values), axis=log_axis(values, title, **axis))
+def log_x(
+    field: str, values: Sequence[float], title: str | None, room: float = 0.04, **axis: Any
+) -> alt.X:
+    """A log-scaled x axis over `values`, with a share `room` of its length free at each end."""
+    scale = log_scale(values, room)
+    return alt.X(f"{field}:Q", scale=scale, axis=log_axis(values, title, **axis))
 
 
-def log_scale(values: Iterable[float]) -> alt.Scale:
+def log_scale(values: Iterable[float], room: float = 0.04) -> alt.Scale:
+    """A log scale from the lowest to the highest positive value, and some room beyond."""
     positive = [v for v in values if v > 0 and math.isfinite(v)] or [1.0]
     low, high = min(positive), max(positive)
-    room = (high / low) ** 0.04 if high > low else 2.0
-    return alt.Scale(type="log", domain=[low / room, high * room], nice=False)
+    factor = (high / low) ** room if high > low else 2.0
+    return alt.Scale(type="log", domain=[low / factor, high * factor], nice=False)
 
 
 def log_axis(values: Iterable[float], title: str | None, **axis: Any) -> alt.Axis:
     return alt.Axis(values=decades(values), labelExpr=NUMBER_LABEL, title=title, **axis)
+
+
+BREAK_AT_GAPS: Literal["break-paths-filter-domains"] = "break-paths-filter-domains"
+"""A line ends at a missing value, it never spans it."""
 
 
 def chartable(table: pd.DataFrame) -> pd.DataFrame:
@@ -212,11 +222,30 @@ def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(k * step, 12) for k in range(first, last + 1)]
 
 
-def panels(charts: Sequence[Any], layout: Layout) -> alt.ConcatChart:
-    """Panels side by side, as many in a row as the layout holds."""
-    return alt.concat(*charts, columns=min(len(charts), layout.columns)).resolve_scale(
-        color="shared", shape="shared"
-    )
+def panels(charts: Sequence[Any], layout: Layout, columns: int | None = None) -> Any:
+    """Panels side by side, as many in a row as the layout holds; one legend for all."""
+    chart = alt.concat(*charts, columns=min(len(charts), columns or layout.columns))
+    chart.resolve = alt.Resolve(scale={"color": "shared", "shape": "shared"})
+    return chart
+
+
+def last_row(index: int, count: int, layout: Layout) -> bool:
+    """Whether panel `index` of `count` has none below it, and so carries the axis title."""
+    return index + layout.columns >= count
+
+
+def cell_tooltip(*more: str) -> list[alt.Tooltip]:
+    """What hovering over a cell's mark tells."""
+    fields = ("cell:N", "state:N", "reason:N", "step:Q", "loss:Q", *more)
+    return [alt.Tooltip(field) for field in fields]
+
+
+def sized(chart: Any, width: float, height: float, title: str | None = None) -> Any:
+    """`chart` with its size and title set in place."""
+    chart.width, chart.height = width, height
+    if title is not None:
+        chart.title = title
+    return chart
 
 
 def styled(
@@ -228,56 +257,67 @@ def styled(
 ) -> Any:
     """The finished figure: the tables its marks name, title, subtitle, the layout's sizes.
 
-    Tables come in by name and last: Altair copies inline data at every composition.
+    All of it is set in place: Altair copies and checks the whole chart at every method call.
     """
     font = layout.font
-    figure = (
-        chart.properties(
-            title=alt.TitleParams(
-                text=title,
-                subtitle=list(subtitle),
-                anchor="start",
-                fontSize=font * 1.15,
-                subtitleFontSize=font,
-                offset=font,
-            ),
-            padding=font * 0.4,
-        )
-        .configure(font=FONT, background="white")
-        .configure_view(stroke=None)
-        .configure_axis(
-            labelFontSize=font,
-            titleFontSize=font,
-            titleFontWeight="normal",
-            titlePadding=font * 0.5,
-            labelColor="#333333",
-            titleColor="#333333",
-            gridColor="#e6e6e6",
-            gridWidth=0.5,
-            domainColor="#888888",
-            tickColor="#888888",
-            tickSize=font * 0.4,
-            labelOverlap=True,
-        )
-        .configure_legend(
-            orient="bottom",
-            direction="horizontal",
-            columns=max(1, int(layout.width // (font * 9))),
-            labelFontSize=font,
-            titleFontSize=font,
-            labelLimit=0,
-            symbolSize=layout.point * 2.2,
-            symbolStrokeWidth=layout.stroke * 1.2,
-            columnPadding=font,
-            rowPadding=font * 0.2,
-            offset=font * 0.8,
-            padding=0,
-        )
-        .configure_title(fontSize=font, fontWeight="bold", color="#222222", subtitleColor=GREY)
-        .configure_concat(spacing=font * 1.4)
+    chart.title = alt.TitleParams(
+        text=title,
+        subtitle=list(subtitle),
+        anchor="start",
+        fontSize=font * 1.15,
+        subtitleFontSize=font,
+        offset=font,
     )
-    figure.datasets = {name: records(table) for name, table in tables.items()}
-    return figure
+    chart.description = ". ".join([title, *subtitle])
+    chart.padding = font * 0.4
+    chart.config = _config(layout)
+    chart.datasets = {name: records(table) for name, table in tables.items()}
+    return chart
+
+
+def _config(layout: Layout) -> dict[str, Any]:
+    """Vega-Lite's config for a layout, on white."""
+    font = layout.font
+    return {
+        "font": FONT,
+        "background": "white",
+        "view": {"stroke": None},
+        "axis": {
+            "labelFontSize": font,
+            "titleFontSize": font,
+            "titleFontWeight": "normal",
+            "titlePadding": font * 0.5,
+            "labelColor": "#333333",
+            "titleColor": "#333333",
+            "gridColor": "#e6e6e6",
+            "gridWidth": 0.5,
+            "domainColor": "#888888",
+            "tickColor": "#888888",
+            "tickSize": font * 0.4,
+            "labelOverlap": True,
+        },
+        "legend": {
+            "orient": "bottom",
+            "direction": "horizontal",
+            "columns": max(1, int(layout.width // (font * 9))),
+            "labelFontSize": font,
+            "titleFontSize": font,
+            "labelLimit": 0,
+            "symbolSize": layout.point * 2.2,
+            "symbolStrokeWidth": layout.stroke * 1.2,
+            "columnPadding": font,
+            "rowPadding": font * 0.2,
+            "offset": font * 0.8,
+            "padding": 0,
+        },
+        "title": {
+            "fontSize": font,
+            "fontWeight": "bold",
+            "color": "#222222",
+            "subtitleColor": GREY,
+        },
+        "concat": {"spacing": font * 1.4},
+    }
 
 
 def selectable(chart: Any, views: Sequence[str]) -> Any:

@@ -7,9 +7,10 @@ let picked = [];       // names of the cells selected in any figure or in the ta
 
 // Tables travel by column; Vega wants rows.
 function rows(table) {
-  const names = Object.keys(table);
-  const length = names.length ? table[names[0]].length : 0;
-  return Array.from({ length }, (_, i) => Object.fromEntries(names.map((n) => [n, table[n][i]])));
+  const lists = Object.entries(table).map(([name, column]) =>
+    [name, Array.isArray(column) ? column : column.codes.map((code) => column.values[code])]);
+  const length = lists.length ? lists[0][1].length : 0;
+  return Array.from({ length }, (_, i) => Object.fromEntries(lists.map(([name, list]) => [name, list[i]])));
 }
 const tables = {};
 const dataset = (key) => (tables[key] ??= rows(data.datasets[key]));
@@ -17,7 +18,7 @@ const dataset = (key) => (tables[key] ??= rows(data.datasets[key]));
 // ---------------------------------------------------------------- charts
 
 function specFor(name) {
-  const { spec, datasets } = data.figures[name][narrow.matches ? "phone" : "screen"];
+  const { spec, datasets } = data.figures[name][narrow.matches ? "column" : "wide"];
   const full = structuredClone(spec);
   full.datasets = Object.fromEntries(Object.entries(datasets).map(([n, key]) => [n, dataset(key)]));
   if (dark.matches && !matchMedia("print").matches) {

@@ -1,0 +1,254 @@
+"""Which figures a report has: the tables each is drawn from, and what its caption says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis import estimators, plots
+from analysis.intervals import holm
+from analysis.plots.metrics import ALL_LAYERS
+
+if TYPE_CHECKING:
+    from analysis.load import Results
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure under its file name, with the caption that says what is drawn and how to read it."""
+
+    name: str
+    caption: str
+    draw: Callable[[plots.Layout], Any]
+
+    def spec(self, layout: plots.Layout) -> dict[str, Any]:
+        """The Vega-Lite specification. The tests check it against the schema; here it costs."""
+        spec: dict[str, Any] = self.draw(layout).to_dict(validate=False)
+        return spec
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A diagnostic that cells report: its key in `history`, and how it is drawn."""
+
+    key: str
+    name: str
+    title: str
+    y_title: str
+    log: bool
+    caption: str
+
+
+DIAGNOSTICS = (
+    Diagnostic(
+        "attn/max_logit",
+        "max_logit",
+        "Largest attention logit",
+        "max attention logit",
+        True,
+        "The largest attention logit on the probe batch at a cell's last report. Logits that grow "
+        "with the learning rate saturate the softmax; QK-norm bounds them.",
+    ),
+    Diagnostic(
+        "attn/entropy",
+        "attn_entropy",
+        "Attention entropy",
+        "attention entropy (nats)",
+        False,
+        "Mean entropy of the attention rows on the probe batch at a cell's last report (Zhai et "
+        "al. 2023). 0 means that every query attends to one position: attention has collapsed.",
+    ),
+    Diagnostic(
+        "act/kurtosis",
+        "kurtosis",
+        "Activation kurtosis",
+        "kurtosis (m4 / m2²)",
+        True,
+        "Kurtosis of the residual stream's activations at a cell's last report; 3 for a Gaussian. "
+        "Large values mean that few channels carry most of the magnitude.",
+    ),
+    Diagnostic(
+        "attn/sink",
+        "attn_sink",
+        "Attention sinks",
+        "share of sink heads",
+        False,
+        "Share of heads whose mean attention to the first token exceeds 0.3 (Gu et al. 2024) at a "
+        "cell's last report.",
+    ),
+)
+
+
+def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
+    """The figures of a report, in reading order.
+
+    Args:
+        results: as `analysis.load.load` gives them.
+        arms: as `analysis.estimators.arm_summary`.
+    """
+    cells, history, study = results.cells, results.history, results.study
+    curve, rules = loss_curve(cells), reference_losses(cells)
+    sensitivity = estimators.lr_sensitivity(cells, study.margins.lr_range)
+    edges = estimators.max_stable_lr(cells)
+    lrs = sorted(cells["lr"].unique())
+    drawn = [
+        Figure(
+            "lr_loss",
+            "Final validation loss against the peak learning rate, one panel a depth. Each mark "
+            "is one cell, its shape the cell's state; a line is the median over seeds and ends "
+            "where no seed has a loss; a band is the 95 % t interval of the mean, drawn where "
+            "every seed is stable. Marks above the curves are cells without a loss. QK-norm is "
+            "worth having from where the lines part. Beneath: LR sensitivity, the mean excess "
+            "over the best loss across the grid, after figure 1 of Wortsman et al. (2023). "
+            "Click a mark to follow its cell through the other figures; shift-click adds one.",
+            lambda layout: plots.lr_loss(cells, curve, rules, sensitivity, arms, layout),
+        ),
+        Figure(
+            "max_stable_lr",
+            "The highest learning rate at which it and all lower ones are stable, against depth. "
+            "The grid only says between which two learning rates the edge of a seed lies, so a "
+            "seed is a bar; an arrow at an end of the grid says that the edge lies beyond it.",
+            lambda layout: plots.max_stable_lr(edges, arms, lrs, layout),
+        ),
+    ]
+    if estimators.arms(cells) and estimators.OFF in set(cells["qk_norm"]):
+        gains = paired_gains(cells)
+        needed = estimators.necessity_by_seed(cells, study.margins.necessity)
+        thresholds = estimators.necessity_threshold(cells, study.margins.necessity)
+        drawn.append(
+            Figure(
+                "necessity",
+                "The lowest learning rate from which on QK-norm is needed, against depth: off is "
+                "unstable where on is stable, or loses to it by more than "
+                f"{study.margins.necessity:g} nats a token, from there up to on's own edge.",
+                lambda layout: plots.necessity(needed, thresholds, lrs, layout=layout),
+            )
+        )
+    else:
+        gains = _no_gains()
+    drawn.append(
+        Figure(
+            "phase",
+            "How many seeds are stable at each learning rate and depth, arm by arm, and the "
+            "paired difference of the final losses, same seed: blue where QK-norm ends lower.",
+            lambda layout: plots.phase(curve, gains, layout),
+        )
+    )
+    drawn.extend(_diagnostic_figures(cells, history))
+    if len(history):
+        drawn.append(
+            Figure(
+                "curves",
+                "Validation loss over training, one line a cell, from the loss at initialisation; "
+                "the mark at its end is the cell's state at the step where its verdict fell. "
+                "Cells chosen in the other figures or in the table are brought out here.",
+                lambda layout: plots.curves(cells, history, layout),
+            )
+        )
+    return drawn
+
+
+def loss_curve(cells: pd.DataFrame) -> pd.DataFrame:
+    """Final loss as a function of the learning rate, none above the loss at initialisation."""
+    finite = cells["loss"].where(np.isfinite(cells["loss"]))
+    lost = finite.isna() & cells["state"].isin(["diverged", "failed"])
+    clamped = finite.clip(upper=cells["loss_init"]).mask(lost, cells["loss_init"])
+    return estimators.by_lr(cells.assign(loss=clamped))
+
+
+def reference_losses(cells: pd.DataFrame) -> pd.DataFrame:
+    """The losses that the curves are read against: depth, name, value (median over cells)."""
+    names = {
+        "loss_init": "loss at init",
+        "unigram_entropy": "unigram entropy",
+        "loss_floor": "entropy floor",
+    }
+    medians = cells.groupby("depth")[list(names)].median().rename(columns=names).reset_index()
+    table = medians.melt(id_vars="depth", var_name="name", value_name="value")
+    return table[np.isfinite(table["value"])].reset_index(drop=True)
+
+
+def _diagnostic_figures(cells: pd.DataFrame, history: pd.DataFrame) -> Iterator[Figure]:
+    """A figure for each diagnostic that the study recorded."""
+    for diagnostic in DIAGNOSTICS:
+        values = diagnostic_values(cells, history, diagnostic.key)
+        if values is None:
+            continue
+        curve = pd.concat(
+            estimators.by_lr(group, ["value"]).assign(layer=layer)
+            for layer, group in values.groupby("layer", sort=False)
+        )
+        yield Figure(
+            diagnostic.name,
+            diagnostic.caption,
+            lambda layout, d=diagnostic, v=values, c=curve: plots.metric(  # type: ignore[misc]
+                v, c, d.title, d.y_title, d.log, layout
+            ),
+        )
+
+
+def diagnostic_values(cells: pd.DataFrame, history: pd.DataFrame, key: str) -> pd.DataFrame | None:
+    """A diagnostic at each cell's last report, over all layers and layer by layer.
+
+    Returns:
+        One row a (cell, layer): the cell's axes and state, layer, value; None where the study
+        did not record it.
+    """
+    if key not in history.columns:
+        return None
+    prefix = f"{key}/layer_"
+    per_layer = sorted(
+        (name for name in history.columns if name.startswith(prefix)),
+        key=lambda name: int(name.removeprefix(prefix)),
+    )
+    last = estimators.with_last_report(cells, history, [key, *per_layer])
+    keep = ["cell", "lr", "depth", "qk_norm", "seed", "state"]
+    parts = [last[keep].assign(layer=ALL_LAYERS, value=last[key])]
+    for name in per_layer:
+        number = int(name.removeprefix(prefix))
+        inside = last[last["depth"] > number]
+        parts.append(inside[keep].assign(layer=str(number), value=inside[name]))
+    return pd.concat(parts, ignore_index=True)
+
+
+def paired_gains(cells: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
+    """loss(off) - loss(on) at each learning rate and depth, paired by seed.
+
+    Returns:
+        DataFrame: depth, qk_norm (the arm compared with off), lr, gain (mean over the pairs
+        known, NaN if none), n, p (two-sided paired t test, NaN below 2 pairs), significant
+        (after Holm's correction over all tests of the arm).
+    """
+    tables = [_no_gains()]
+    for arm in estimators.arms(cells):
+        both = estimators.pairs(cells, arm)
+        rows = []
+        for depth, index in both.keys.groupby("depth").groups.items():
+            for lr, gain in zip(both.lr, both.gain[np.asarray(index)].T, strict=True):
+                known = gain[np.isfinite(gain)]
+                mean = float(known.mean()) if len(known) else np.nan
+                row = {"depth": depth, "qk_norm": arm, "lr": lr, "gain": mean, "n": len(known)}
+                rows.append({**row, "p": _paired_p(known)})
+        table = pd.DataFrame(rows)
+        tables.append(table.assign(significant=holm(table["p"]) < 1 - level))
+    return pd.concat([table for table in tables if len(table)] or tables, ignore_index=True)
+
+
+def _paired_p(differences: np.ndarray) -> float:
+    """p-value of Student's t test that the mean difference is 0; NaN where it has no spread."""
+    n = len(differences)
+    spread = differences.std(ddof=1) if n > 1 else 0.0
+    if spread == 0:
+        return np.nan
+    return float(2 * stats.t.sf(abs(differences.mean()) / (spread / np.sqrt(n)), n - 1))
+
+
+def _no_gains() -> pd.DataFrame:
+    columns = {"depth": "int64", "qk_norm": "str", "lr": "float64", "gain": "float64"}
+    columns |= {"n": "int64", "p": "float64", "significant": "bool"}
+    return pd.DataFrame(columns=list(columns)).astype(columns)

@@ -1,0 +1,131 @@
+"""Validation loss over training, cell by cell, with the step at which each verdict fell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from analysis.plots.theme import (
+    BREAK_AT_GAPS,
+    WIDE,
+    Layout,
+    arm_colour,
+    arm_name,
+    arm_order,
+    last_row,
+    linear_ticks,
+    panels,
+    sized,
+    state_labels,
+    state_shape,
+    styled,
+)
+
+MOST_POINTS = 40_000
+"""Points beyond which each curve is thinned: more than a screen can tell apart."""
+
+
+def curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
+    """Training curves, one panel a depth, one line a cell.
+
+    The parameter `chosen` holds the names of cells to bring out; the page sets it from the
+    other figures. Losses above 1.1 times the loss at initialisation are drawn there.
+
+    Args:
+        cells: as `analysis.tables.CELL_COLUMNS`.
+        history: with cell, step and val/loss.
+    """
+    arms, depths = arm_order(cells["qk_norm"]), sorted(cells["depth"].unique())
+    reports = history[["cell", "step", "val/loss"]].merge(
+        cells[["cell", "depth", "qk_norm", "loss_init"]], on="cell"
+    )
+    start = cells.loc[np.isfinite(cells["loss_init"]), ["cell", "depth", "qk_norm", "loss_init"]]
+    start = start[start["cell"].isin(reports["cell"])]
+    start = start.assign(step=0, **{"val/loss": start["loss_init"]})
+    reports = pd.concat([start, reports[reports["step"] > 0]]).sort_values(["cell", "step"])
+    finite = np.isfinite(reports["val/loss"])
+    ceiling = 1.1 * max(cells["loss_init"][np.isfinite(cells["loss_init"])], default=10.0)
+    over = int((reports["val/loss"] > ceiling).sum())
+    lines = reports.assign(loss=reports["val/loss"].where(finite).clip(upper=ceiling))
+    ends = lines[finite].drop_duplicates("cell", keep="last")
+    states = cells.set_index("cell")["state"]
+    labels = state_labels(ends["cell"].map(states))
+    ends = ends.assign(state=ends["cell"].map(states))
+    ends = ends.assign(state_label=ends["state"].map(labels), arm=ends["qk_norm"].map(arm_name))
+    kept, thinned = _thin(lines)
+    kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
+    low = min([0.0, *lines["loss"].dropna()])
+    colour, shape = arm_colour(arms, symbolType="stroke", symbolOpacity=1), state_shape(labels)
+    chosen = "!length(chosen) || indexof(chosen, datum.cell) >= 0"
+    charts = []
+    for i, depth in enumerate(depths):
+        x = alt.X(
+            "step:Q",
+            axis=alt.Axis(title="step" if last_row(i, len(depths), layout) else None, tickCount=5),
+            scale=alt.Scale(domain=[0, int(cells["steps"].max())], nice=False),
+        )
+        y = alt.Y(
+            "loss:Q",
+            axis=alt.Axis(
+                title=None if i % layout.columns else "validation loss (nats/token)",
+                values=linear_ticks(
+                    low, ceiling, most=int(layout.panel_height // (layout.font * 2))
+                ),
+            ),
+            scale=alt.Scale(domain=[low, ceiling], nice=False),
+        )
+        only = f"datum.depth == {depth}"
+        line = alt.Chart(alt.NamedData("curves")).transform_filter(only)
+        end = alt.Chart(alt.NamedData("ends"), name=f"ends_{depth}").transform_filter(only)
+        line = line.mark_line(strokeWidth=layout.stroke * 0.7, invalid=BREAK_AT_GAPS).encode(
+            x=x, y=y, color=colour, detail=alt.Detail("cell:N"), opacity=_if(chosen, 0.55, 0.04)
+        )
+        end = end.mark_point(size=layout.point * 0.7, strokeWidth=layout.stroke * 0.8).encode(
+            x=x,
+            y=y,
+            color=colour,
+            shape=shape,
+            opacity=_if(chosen, 0.9, 0.06),
+            tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state:N"), alt.Tooltip("step:Q")],
+        )
+        charts.append(
+            sized(
+                alt.layer(line, end),
+                layout.panel_width(len(depths)),
+                layout.panel_height * 0.8,
+                f"depth {depth}",
+            )
+        )
+    figure = panels(charts, layout)
+    figure.params = [alt.VariableParameter(name="chosen", value=[])]
+    notes = [f"{len(ends)} of {len(cells)} cells; a mark ends each curve where its verdict fell"]
+    if thinned:
+        notes.append(f"thinned: {len(kept)} of {len(lines)} reports drawn, first and last kept")
+    if lost := int((~finite).sum()):
+        notes.append(f"{lost} reports without a finite loss leave a gap")
+    if over:
+        notes.append(f"{over} reports above {ceiling:.2f} are drawn there")
+    tables = {
+        "curves": kept[["cell", "depth", "arm", "step", "loss"]],
+        "ends": ends[["cell", "depth", "arm", "step", "loss", "state", "state_label"]],
+    }
+    return styled(figure, layout, tables, "Training curves", notes)
+
+
+def _if(test: str, then: float, otherwise: float) -> alt.OpacityValue:
+    return alt.OpacityValue(otherwise, condition={"test": test, "value": then})
+
+
+def _thin(lines: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """At most about MOST_POINTS rows: of each curve the first, the last, and some between."""
+    if len(lines) <= MOST_POINTS:
+        return lines, False
+    cells = lines["cell"].nunique()
+    keep = max(2, MOST_POINTS // max(cells, 1))
+    group = lines.groupby("cell", sort=False)["step"]
+    rank, count = group.cumcount(), group.transform("size")
+    stride = np.ceil((count - 1) / (keep - 1)).clip(lower=1)
+    return lines[(rank % stride == 0) | (rank == count - 1)], True
