@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import vl_convert
 
-from analysis.plots.theme import DARK, arm_colours, arm_name
+from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_colours, arm_name
 from analysis.summary import (
     best_lr_text,
     edge_text,
@@ -61,6 +61,7 @@ def render(
         "datasets": datasets,
         "figures": figures,
         "dark": DARK,
+        "widths": {layout.name: layout.width for layout in (COLUMN, WIDE)},
         "cells": _columns(json_safe(cells.to_dict("records"))),
     }
     return (
@@ -83,7 +84,7 @@ def render(
 @functools.cache
 def vega_bundle() -> str:
     """Vega-Embed with Vega and Vega-Lite as one script, from vl-convert; no network."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version="6.1")
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
     return bundle.replace("</script", "<\\/script")
 
 

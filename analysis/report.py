@@ -20,15 +20,13 @@ import vl_convert
 
 from analysis import page
 from analysis.figures import figures
-from analysis.plots import COLUMN, WIDE
+from analysis.plots.theme import COLUMN, VEGALITE, WIDE
 from analysis.summary import json_safe, summarise
 
 if TYPE_CHECKING:
     from analysis.load import Results
 
 LAYOUTS = (COLUMN, WIDE)
-_VEGALITE = "6.1"
-"""The version of Vega-Lite that Altair 6 writes; vl-convert carries several."""
 
 
 def write(results: Results, out: Path) -> Path:
@@ -66,10 +64,10 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
 
 def _write_figure(folder: Path, stem: str, spec: dict[str, Any]) -> None:
     """One figure in every format. It is drawn once, as SVG, and the others made of that."""
-    svg = vl_convert.vegalite_to_svg(spec, vl_version=_VEGALITE)
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE)
     _replace(folder / f"{stem}.svg", svg)
     _replace(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
-    _replace(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=300 / 72))
+    _replace(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=2.5))
     _replace(folder / f"{stem}.vl.json", dump_json(spec))
 
 

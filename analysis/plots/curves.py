@@ -58,7 +58,7 @@ def curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) ->
     kept, thinned = _thin(lines)
     kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
     low = min([0.0, *lines["loss"].dropna()])
-    colour, shape = arm_colour(arms, symbolType="stroke", symbolOpacity=1), state_shape(labels)
+    colour, shape = arm_colour(arms), state_shape(labels)
     chosen = "!length(chosen) || indexof(chosen, datum.cell) >= 0"
     charts = []
     for i, depth in enumerate(depths):

@@ -69,7 +69,7 @@ def max_stable_lr(
     """
     seeds = by_seed.rename(columns={"value": "y"})
     means = _means(arms, "max_stable_lr")
-    notes = [_KEY, "thin bar: from a seed's highest stable LR to the next that is known unstable"]
+    notes = [_KEY, _ENDS, "thin bar: a seed's highest stable LR to its lowest unstable one"]
     broken = int((~by_seed["monotone"]).sum())
     if broken:
         notes.append(f"{broken} of {len(by_seed)} seeds have a stable cell above an unstable one")
@@ -98,7 +98,7 @@ def necessity(
     """
     seeds = by_seed.assign(y=by_seed["high"].where(np.isfinite(by_seed["high"]), by_seed["low"]))
     means = thresholds.rename(columns={"value": "y"})
-    notes = [_KEY, "thin bar: from a seed's last LR without need to the first from which on it is"]
+    notes = [_KEY, _ENDS, "thin bar: a seed's last LR without need to its first with"]
     if trend_note:
         notes.append(trend_note)
     notes += _unknown(means, seeds, "no threshold")
@@ -108,7 +108,8 @@ def necessity(
     )  # fmt: skip
 
 
-_KEY = "filled: mean over seeds with 95 % interval; open: one seed; arrow: beyond the grid"
+_KEY = "filled: mean over seeds with 95 % interval; open: one seed"
+_ENDS = "arrow: beyond the ends of the grid (dotted)"
 
 
 def _on_the_grid(
@@ -196,7 +197,7 @@ def _panel(
         "means": _beside(means, arms, depths, pd.Series(0, means.index), seeds["seed"]),
         "seeds": _beside(seeds, arms, depths, _ranks(seeds["seed"]) + 1, seeds["seed"]),
     }
-    colour = arm_colour(arms, symbolType="stroke")
+    colour = arm_colour(arms)
     step = _step(depths)
     x_scale = alt.Scale(
         type="log",
@@ -237,7 +238,7 @@ def _panel(
                     shape=shape, size=layout.point * weight, filled=True, opacity=1
                 )
                 layers.append(arrow.encode(y=y(end)))
-    width = layout.panel_width(1, axis_chars=5) * (0.62 if layout.columns > 1 else 1)
+    width = layout.panel_width(1) * (0.62 if layout.columns > 1 else 1)
     return sized(alt.layer(*layers), width, layout.panel_height), tables
 
 

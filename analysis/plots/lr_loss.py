@@ -76,14 +76,17 @@ def lr_loss(
         label=references["name"] + references["value"].map(" {:.2f}".format),
         lowest=references["value"].eq(references.groupby("depth")["value"].transform("min")),
     )
+    width = layout.panel_width(len(depths))
     panel = _Panel(
         band=bool(curve[["low", "high"]].notna().any(axis=None)),
         domain=(bottom, highest + top * _ROW * 0.7),
         ticks=linear_ticks(bottom, top, most=int(layout.panel_height // (layout.font * 2))),
-        colour=arm_colour(arms, symbolType="stroke", symbolOpacity=1),
+        colour=arm_colour(arms),
         shape=state_shape(labels),
         layout=layout,
-        width=layout.panel_width(len(depths)),
+        width=width,
+        # "2/3" is 1.4 font sizes wide, and there is one at each learning rate.
+        count_font=min(layout.font * 0.75, width / (len(lrs) * 1.5)),
     )
     charts = [
         panel.draw(
@@ -167,6 +170,7 @@ class _Panel:
     shape: alt.Shape
     layout: Layout
     width: float
+    count_font: float
 
     def draw(self, depth: int, x: alt.X, y_title: str | None) -> Any:
         layout = self.layout
@@ -200,7 +204,7 @@ class _Panel:
             ),
             *([band] if self.band else []),
             curve.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(y=y("median")),
-            curve.mark_text(fontSize=layout.font * 0.75).encode(
+            curve.mark_text(fontSize=self.count_font).encode(
                 y=y("y_stable"), text=alt.Text("stable:N")
             ),
             alt.Chart(alt.NamedData("cells"))

@@ -80,7 +80,7 @@ def metric(
     layer = alt.VariableParameter(name="layer", value=layers[0])
     if len(layers) > 1:
         layer.bind = alt.BindRadioSelect(input="select", options=layers, name="layer ")
-    colour, shape = arm_colour(arms, symbolType="stroke", symbolOpacity=1), state_shape(labels)
+    colour, shape = arm_colour(arms), state_shape(labels)
     charts = []
     for i, depth in enumerate(depths):
         only = f"datum.depth == {depth} && datum.layer == layer"
@@ -109,7 +109,7 @@ def metric(
         charts.append(
             sized(
                 chart,
-                layout.panel_width(len(depths), 5.5),
+                layout.panel_width(len(depths), 4 if log else 3.2),
                 layout.panel_height * 0.8,
                 f"depth {depth}",
             )

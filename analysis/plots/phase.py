@@ -17,6 +17,7 @@ from analysis.plots.theme import (
     arm_order,
     last_row,
     log_x,
+    short_name,
     sized,
     styled,
 )
@@ -50,9 +51,9 @@ def phase(curve: pd.DataFrame, gains: pd.DataFrame, layout: Layout = WIDE) -> An
         chart = (
             _gain_map(arm, lrs, x_title, colours[arm], largest, layout)
             if is_gain
-            else _state_map(arm, lrs, x_title, layout)
+            else _state_map(arm, lrs, x_title, layout, legend=i == 0)
         )
-        title = f"loss of off minus {arm_name(arm)}" if is_gain else arm_name(arm)
+        title = f"loss of off − loss of {short_name(arm)}" if is_gain else arm_name(arm)
         charts.append(sized(chart, layout.panel_width(count), height, title))
     figure = alt.concat(*charts, columns=min(count, layout.columns))
     figure.resolve = alt.Resolve(scale={"color": "independent"})
@@ -93,13 +94,17 @@ def _base(data: str, arm: str, lrs: list[float], x_title: str | None) -> tuple[A
     return chart.encode(y=y), log_x("left", _sides(lrs).tolist(), x_title, room=0, grid=False)
 
 
-def _state_map(arm: str, lrs: list[float], x_title: str | None, layout: Layout) -> Any:
+def _state_map(
+    arm: str, lrs: list[float], x_title: str | None, layout: Layout, legend: bool
+) -> Any:
     base, x = _base("states", arm, lrs, x_title)
     # Cividis is ordered in lightness and looks the same with most colour-vision deficiencies.
     share = alt.Color(
         "share:Q",
         scale=alt.Scale(domain=[0, 1], scheme="cividis"),
-        legend=alt.Legend(title="share stable", gradientLength=layout.font * 7, tickCount=2),
+        legend=alt.Legend(title="share stable", gradientLength=layout.font * 7, tickCount=2)
+        if legend
+        else None,
     )
     tile = base.mark_rect(stroke="#888888", strokeWidth=0.4, invalid=None)
     ink = alt.ColorValue(

@@ -32,6 +32,7 @@ _ARM_NAMES = {
     "layernorm": "QK-norm on (LayerNorm)",
     "l2": "QK-norm on (L2)",
 }
+_SHORT_NAMES = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "l2": "L2"}
 STATE_SHAPES = {
     "stable": "circle",
     "failed": "M-.8,-.8L.8,.8M.8,-.8L-.8,.8",  # a saltire
@@ -40,6 +41,8 @@ STATE_SHAPES = {
     "missing": "square",
 }
 GREY = "#767676"  # 4.5:1 on white and on the dark page, so one grey serves both
+VEGALITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+"""The version of Vega-Lite that Altair writes, as vl-convert, which carries several, names it."""
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
 
@@ -69,15 +72,21 @@ class Layout:
     panel_height: float
     font: float
 
-    def panel_width(self, panels: int, axis_chars: float = 5) -> float:
+    def panel_width(self, panels: int, axis_chars: float = 3.2) -> float:
         """Width of one of `panels` panels set side by side, axes and gaps deducted.
 
         Args:
-            axis_chars: room for the vertical axis of each, in font sizes.
+            axis_chars: room for the labels of each vertical axis, in font sizes.
         """
         columns = min(panels, self.columns)
-        gap = self.font * 1.6
-        return (self.width - columns * self.font * axis_chars - (columns - 1) * gap) / columns
+        title, gap = 1.8 * self.font, self.gap
+        axes = columns * self.font * axis_chars
+        return (self.width - title - axes - (columns - 1) * gap) / columns
+
+    @property
+    def gap(self) -> float:
+        """Space between panels."""
+        return self.font * 1.4
 
     @property
     def point(self) -> float:
@@ -100,6 +109,11 @@ def arm_name(arm: str) -> str:
     return _ARM_NAMES.get(arm, arm)
 
 
+def short_name(arm: str) -> str:
+    """An arm's name where there is little room."""
+    return _SHORT_NAMES.get(arm, arm)
+
+
 def arm_order(arms: Iterable[str]) -> list[str]:
     """The arms present, the reference (`off`) first, then the known ones, then by name."""
     present = set(arms)
@@ -114,11 +128,15 @@ def arm_colours(arms: Iterable[str]) -> dict[str, str]:
     return {arm: _FIXED_COLOURS.get(arm) or next(spare) for arm in order}
 
 
-def arm_colour(arms: Iterable[str], **legend: Any) -> alt.Color:
+def arm_colour(arms: Iterable[str]) -> alt.Color:
     """The colour encoding of the field `arm`, which holds the arms' names."""
     colours = arm_colours(arms)
     scale = alt.Scale(domain=[arm_name(a) for a in colours], range=list(colours.values()))
-    return alt.Color("arm:N", scale=scale, legend=alt.Legend(title=None, orient="top", **legend))
+    return alt.Color(
+        "arm:N",
+        scale=scale,
+        legend=alt.Legend(title=None, orient="top", symbolType="stroke", symbolOpacity=1),
+    )
 
 
 def state_labels(states: pd.Series) -> dict[str, str]:
@@ -127,16 +145,16 @@ def state_labels(states: pd.Series) -> dict[str, str]:
     return {state: f"{state} ({counts[state]})" for state in STATES if state in counts.index}
 
 
-def state_shape(labels: dict[str, str], **legend: Any) -> alt.Shape:
+def state_shape(labels: dict[str, str]) -> alt.Shape:
     """The shape encoding of the field `state_label`."""
     scale = alt.Scale(domain=list(labels.values()), range=[STATE_SHAPES[s] for s in labels])
-    return alt.Shape("state_label:N", scale=scale, legend=alt.Legend(title=None, **legend))
+    return alt.Shape("state_label:N", scale=scale, legend=alt.Legend(title=None))
 
 
 def decades(values: Iterable[float], limit: int = 8) -> list[float]:
-    """Ticks of a log axis over the positive `values`: readable ones, at most about `limit`.
+    """Ticks of a log axis over the positive `values`: round ones, at most about `limit`.
 
-    Powers of ten; where they are fewer than three, 1-2-5 steps between them.
+    Powers of ten; where fewer than three fit, 1-2-5 steps, then every digit.
     """
     positive = [v for v in values if v > 0 and math.isfinite(v)]
     if not positive:
@@ -144,10 +162,13 @@ def decades(values: Iterable[float], limit: int = 8) -> list[float]:
     low, high = min(positive) * 0.999, max(positive) * 1.001
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / limit))
-    mantissas = (1,) if high / low >= 100 else (1, 2, 5)
-    ticks = [float(f"{m}e{e}") for e in range(first, last + 1, every) for m in mantissas]
-    inside = [t for t in ticks if low <= t <= high]
-    return inside if len(inside) > 1 else sorted({float(f"{v:.3g}") for v in (low, high)})
+    inside: list[float] = []
+    for mantissas in ((1,), (1, 2, 5), range(1, 10)):
+        ticks = [float(f"{m}e{e}") for e in range(first, last + 1, every) for m in mantissas]
+        inside = [t for t in ticks if low <= t <= high]
+        if len(inside) > 2:
+            return inside
+    return inside if len(inside) > 1 else sorted({float(f"{v:.3g}") for v in positive})[:limit]
 
 
 # d3's `~g` writes 1e-5 as 0.00001 and `~e` writes 1 as 1e+0; each has its range.
@@ -316,7 +337,7 @@ def _config(layout: Layout) -> dict[str, Any]:
             "color": "#222222",
             "subtitleColor": GREY,
         },
-        "concat": {"spacing": font * 1.4},
+        "concat": {"spacing": layout.gap},
     }
 
 

@@ -17,8 +17,10 @@ const dataset = (key) => (tables[key] ??= rows(data.datasets[key]));
 
 // ---------------------------------------------------------------- charts
 
+const layoutName = () => (narrow.matches ? "column" : "wide");
+
 function specFor(name) {
-  const { spec, datasets } = data.figures[name][narrow.matches ? "column" : "wide"];
+  const { spec, datasets } = data.figures[name][layoutName()];
   const full = structuredClone(spec);
   full.datasets = Object.fromEntries(Object.entries(datasets).map(([n, key]) => [n, dataset(key)]));
   if (dark.matches && !matchMedia("print").matches) {
@@ -34,14 +36,20 @@ async function draw(name) {
   const options = { renderer: "svg", actions: { export: true, source: false, compiled: false, editor: false } };
   const { view } = await vegaEmbed(element, specFor(name), options);
   views[name] = view;
+  // Figures are laid out for a paper's column; here they grow with the page.
+  const svg = element.querySelector("svg.marks");
+  svg.style.width = `${Math.min(100, (100 * svg.width.baseVal.value) / data.widths[layoutName()])}%`;
   if ("pick" in (view.getState().signals ?? {})) {
     view.addSignalListener("pick", (_, value) => pick(value.cell ?? [], name));
   }
 }
 
+let drawing = 0;
 async function drawAll() {
+  const mine = ++drawing;
   document.body.dataset.drawn = "";
   for (const name of Object.keys(data.figures)) {
+    if (mine !== drawing) return;      // the window changed again: a later call draws
     views[name]?.finalize();
     await draw(name);
   }
@@ -124,6 +132,7 @@ const head = table.tHead.insertRow();
 for (const name of columns) {
   const th = document.createElement("th");
   th.textContent = name;
+  if (cells.some((cell) => typeof cell[name] === "string")) th.className = "text";
   th.onclick = () => {
     order = { column: name, sign: order.column === name ? -order.sign : 1 };
     fillTable();
