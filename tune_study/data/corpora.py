@@ -7,7 +7,6 @@ number of times and holds few documents at a time.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -41,14 +40,12 @@ class Corpus:
         name: for people; part of the folder's name.
         documents: the raw documents of a split: text, or bytes that should be UTF-8.
         files: the local files of each split, in reading order.
-        size: bytes of the training split, roughly; steers how much of it trains a BPE.
         log_probability: of a document in nats, where the corpus has a known distribution.
     """
 
     name: str
     documents: Callable[[Split], Iterator[str | bytes]]
     files: dict[Split, list[Path]] = field(default_factory=lambda: {s: [] for s in SPLITS})
-    size: Callable[[], int] = lambda: 0
     log_probability: Callable[[str], float] | None = None
 
 
@@ -89,7 +86,6 @@ def _synthetic(seed: int, limits: dict[str, int | None]) -> Corpus:
     return Corpus(
         name="synthetic",
         documents=documents,
-        size=lambda: counts["train"] * 410,
         log_probability=lambda text: process.read(tell, text)[0],
     )
 
@@ -115,7 +111,6 @@ def _local(config: DataConfig, limits: dict[str, int | None]) -> Corpus:
         name=config.name or first.stem,
         documents=documents,
         files=files,
-        size=lambda: sum(path.stat().st_size for path in files["train"]),
     )
 
 
@@ -171,29 +166,37 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _text_documents(path: Path, document_end: str) -> Iterator[bytes]:
     """Text between lines that are exactly the marker; the line break before it is no text."""
-    marker = re.compile(rb"^%s\r?\n" % re.escape(document_end.encode()), re.MULTILINE)
-    rest = b""
+    marker = b"\n" + document_end.encode()
+    rest = b"\n"  # always begins with the line break before a document
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             # Only whole lines are searched; a marker cut in two waits for its other half.
-            head, newline, tail = block.rpartition(b"\n")
-            if not newline:
-                rest += block
-            else:
-                *documents, last = marker.split(rest + head + newline)
-                yield from map(_without_line_break, documents)
-                rest = last + tail
+            lines, newline, cut = (rest + block).rpartition(b"\n")
+            *documents, last = _split_at(marker, lines)
+            yield from map(_without_line_breaks, documents)
+            rest = last + newline + cut
             if len(rest) > LONGEST:
                 raise _too_long(path, f"a document without a line {document_end!r}")
-    # The last line may lack its line break, be it the marker or text.
-    *documents, last = marker.split(rest + b"\n")
-    yield from map(_without_line_break, documents)
+    *documents, last = _split_at(marker, rest)
+    yield from map(_without_line_breaks, documents)
     if last.strip():
-        yield _without_line_break(last.removesuffix(b"\n"))
+        yield _without_line_breaks(last.removesuffix(b"\n"))
 
 
-def _without_line_break(document: bytes) -> bytes:
-    return document.removesuffix(b"\n").removesuffix(b"\r")
+def _split_at(marker: bytes, lines: bytes) -> list[bytes]:
+    """Parts between lines equal to the marker; a line that only begins with it is text."""
+    parts: list[bytes] = []
+    for part in lines.split(marker):
+        if part[:1] in (b"\n", b"") or part[:2] in (b"\r\n", b"\r") or not parts:
+            parts.append(part)
+        else:
+            parts[-1] += marker + part
+    return parts
+
+
+def _without_line_breaks(part: bytes) -> bytes:
+    """A part without the line break it begins with, and without half of one at its end."""
+    return part[2 if part[:1] == b"\r" else 1 :].removesuffix(b"\r")
 
 
 def _too_long(path: Path, what: str) -> ConfigError:
@@ -271,7 +274,6 @@ def _hosted(
     return Corpus(
         name=dataset.rpartition("/")[2].lower(),
         documents=documents,
-        size=lambda: load_hosted(dataset, subset, revision, names["train"]).data.nbytes,
     )
 
 

@@ -56,7 +56,7 @@ class Manifest(Config):
     sources: tuple[Source, ...]
     tokenizer: str
     tokenizer_sha256: str
-    tokenizer_sample: int = Field(description="the BPE saw every n-th training document, n this")
+    tokenizer_sample: int = Field(description="first training documents that trained the BPE")
     vocab_size: int
     end_of_text: int
     dtype: str

@@ -15,11 +15,8 @@ import os
 import shutil
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +52,10 @@ Say = Callable[[str], None]
 SOURCES = "sources.json"
 REMEDY = "Run `python -m tune_study prepare STUDY`."
 DEFAULT_BPE = 512
-SAMPLE = 256 << 20
-"""Bytes of training text that train a BPE, about; of more text every n-th document does."""
+SAMPLE = 64 << 20
+"""Characters of training text, from its beginning, that train a BPE."""
 CHUNK = 1 << 18
-"""Characters encoded at a time by one thread."""
+"""Characters encoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -338,13 +335,22 @@ def _build(
     validation = _Documents(corpus, "validation")
     validation_prints = {fingerprint(text) for text in validation}
     train = _Documents(corpus, "train", validation_prints)
-    sample = max(1, -(-corpus.size() // SAMPLE)) if config.tokenizer == "bpe" else 1
+    sample = 0
+
+    def head() -> Iterator[str]:
+        nonlocal sample
+        characters = 0
+        for text in train:
+            yield text
+            sample += 1
+            characters += len(text)
+            if characters >= SAMPLE:
+                return
+
     match config.tokenizer:
         case "bpe":
-            part = "" if sample == 1 else f" on every {sample}th document"
-            say(f"  training the tokenizer{part}")
-            texts = islice(train, 0, None, sample)
-            tokenizer = train_bpe(texts, config.vocab_size or DEFAULT_BPE)
+            say("  training the tokenizer")
+            tokenizer = train_bpe(head(), config.vocab_size or DEFAULT_BPE)
         case "bytes":
             tokenizer = byte_tokenizer()
         case _:
@@ -471,32 +477,20 @@ class _Encoded:
 
 
 def _encode(tokenizer: Tokenizer, documents: _Documents, path: Path, say: Say) -> _Encoded:
-    """Writes a split's tokens, on all cores: the main thread reads, the others encode."""
+    """Writes a split's tokens, and counts."""
     result = _Encoded(np.zeros(tokenizer.vocab_size, dtype=np.int64), shortest=2**62)
     digest = hashlib.sha256()
     little = tokenizer.dtype.newbyteorder("<")
     started = told = time.monotonic()
-
-    def encode(texts: list[str]) -> tuple[npt.NDArray, int]:
-        return tokenizer.encode_documents(texts), sum(len(text.encode()) for text in texts)
-
-    workers = os.cpu_count() or 1
-    with path.open("wb") as file, ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[tuple[npt.NDArray, int]]] = deque()
-        chunks = _chunks(documents)
-        while True:
-            while len(waiting) < 2 * workers and (chunk := next(chunks, None)):
-                waiting.append(pool.submit(encode, chunk))
-            if not waiting:
-                break
-            ids, size = waiting.popleft().result()
-            ends = np.flatnonzero(ids == tokenizer.end_of_text)
-            lengths = np.diff(ends, prepend=-1)
+    with path.open("wb") as file:
+        for texts in _chunks(documents):
+            ids = tokenizer.encode_documents(texts)
+            lengths = np.diff(np.flatnonzero(ids == tokenizer.end_of_text), prepend=-1)
             result.documents += len(lengths)
             result.shortest = min(result.shortest, int(lengths.min()))
             result.longest = max(result.longest, int(lengths.max()))
             result.tokens += len(ids)
-            result.text_bytes += size
+            result.text_bytes += sum(_utf8_length(text) for text in texts)
             result.counts += np.bincount(ids, minlength=tokenizer.vocab_size)
             data = ids.astype(little, copy=False).tobytes()
             digest.update(data)
@@ -521,6 +515,10 @@ def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+def _utf8_length(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _report(documents: _Documents, encoded: _Encoded, tokenizer: Tokenizer) -> m.SplitReport:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tune_study.config import ConfigError
+from tune_study.data.cells import CellEncoder
 
 if TYPE_CHECKING:
     import tiktoken
@@ -84,6 +85,11 @@ class Tokenizer:
         )
 
     @cached_property
+    def _cells(self) -> CellEncoder:
+        dtype = np.dtype(np.uint16 if len(self.pieces) < 2**16 else np.uint32)
+        return CellEncoder(self.encoding.encode_ordinary, len(self.pieces), dtype)
+
+    @cached_property
     def _compact(self) -> npt.NDArray[np.uint32]:
         """Table from an id of `pieces`, or its end of text, to the compact id."""
         assert self.kept is not None
@@ -106,12 +112,7 @@ class Tokenizer:
             ids = np.frombuffer("".join(texts).encode(), dtype=np.uint8)
             ends = np.cumsum([len(text.encode()) for text in texts])
             return np.insert(ids.astype(np.uint16), ends, 256)
-        end = len(self.pieces)
-        joined: list[int] = []
-        for text in texts:
-            joined += self.encoding.encode_ordinary(text)
-            joined.append(end)
-        return np.array(joined, dtype=np.uint16 if end < 2**16 else np.uint32)
+        return self._cells(texts)
 
     def compact(self, ids: npt.NDArray) -> npt.NDArray:
         """Ids of `pieces` to ids of this tokenizer."""
