@@ -275,7 +275,7 @@ class Margins(Config):
     depth_slope: float = Field(
         0.1,
         ge=0,
-        description="decades by which the necessity threshold must fall a decade of depth, 0 or above",
+        description="decades the necessity threshold must fall a decade of depth, 0 or above",
     )
     lr_range: tuple[float, float] | None = Field(
         None,
