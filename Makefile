@@ -1,0 +1,43 @@
+# make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report
+# make test                                          everything .ci/run checks
+STUDY ?= pilot
+RUNS ?= runs
+DATA ?= data
+PYTHON ?= python3
+export RUNS DATA
+
+VENV := .venv
+BIN := $(VENV)/bin
+STUDY_TOOL = $(BIN)/python -m tune_study
+
+.PHONY: sweep report status prepare test check clean
+
+sweep: $(VENV)/installed
+	@TUNE_STUDY_COMMAND="make sweep STUDY=$(STUDY)" $(STUDY_TOOL) sweep $(STUDY)
+
+report status prepare: $(VENV)/installed
+	@$(STUDY_TOOL) $@ $(STUDY)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \
+	  f"Python {v[0]}.{v[1]}: not supported. Use 3.11, 3.12 or 3.13: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+$(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,241 @@
+"""The command line: prepare, sweep, status, report.
+
+Exit codes: 0 done; 1 some cells errored; 2 a setting or file is wrong, one line says which;
+130 interrupted, run the same command again to go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import search_spaces
+from tune_study.config import AXES, ConfigError, Study
+from tune_study.store import StudyFolder
+
+if TYPE_CHECKING:
+    from analysis.load import Results
+    from tune_study.sweep import Plan
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="When does a small language model need QK-norm? Sweeps learning rate, depth, "
+    "QK-norm and seed with Ray Tune, and reports what the sweep shows.",
+    epilog="Exit codes: 0 done, 1 cells errored, 2 wrong setting or file, 130 interrupted.",
+)
+
+StudyName = Annotated[
+    str, typer.Argument(metavar="STUDY", help="A study of search_spaces/, such as pilot.")
+]
+Runs = Annotated[
+    Path, typer.Option(envvar="RUNS", help="Folder of all studies' results.", show_default=True)
+]
+Data = Annotated[Path, typer.Option(envvar="DATA", help="Folder of all prepared tokens.")]
+Name = Annotated[
+    str | None, typer.Option(help="Name for a narrowed or changed study; made up if left out.")
+]
+Lr = Annotated[str | None, typer.Option(help="Peak learning rates, such as 1e-3,1e-2.")]
+Depth = Annotated[str | None, typer.Option(help="Depths, such as 1,2,4.")]
+QkNorm = Annotated[str | None, typer.Option(help="Arms, such as off,rmsnorm.")]
+Seed = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Changes the base config, such as steps=200 or data.vocab_size=1024."),
+]
+
+DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
+
+
+@app.command()
+def prepare(
+    study: StudyName,
+    data: Data = DEFAULT_DATA,
+    set_: Set = None,
+) -> None:
+    """Make the tokens of a study and print the data report. Does nothing twice."""
+    _prepare(_changed(study, {}, set_, None), data)
+
+
+@app.command()
+def sweep(
+    study: StudyName,
+    name: Name = None,
+    lr: Lr = None,
+    depth: Depth = None,
+    qk_norm: QkNorm = None,
+    seed: Seed = None,
+    set_: Set = None,
+    runs: Runs = DEFAULT_RUNS,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Run what is missing of a study, from where it stands, then write its report.
+
+    Options narrow or change the study without editing it. The result goes under another
+    name, so that it never mixes with the study's own.
+    """
+    from tune_study import device
+    from tune_study import sweep as engine
+    from tune_study.data import open_tokens
+
+    axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
+    wanted = _changed(study, axes, set_, name)
+    on = device.resolve(wanted.base.device)
+    device.check_precision(on, wanted.base.precision)
+    wanted = wanted.replace(base=wanted.base.replace(device=on))
+    folder = StudyFolder(runs, wanted.name)
+    with folder.lock():
+        _prepare(wanted, data)
+        tokens = open_tokens(wanted.base.data, data)
+        folder.refuse_if_different(wanted, tokens.manifest.checksum)
+        plan = engine.plan(wanted, folder, tokens.manifest.checksum)
+        folder.write(wanted, tokens.manifest.model_dump(mode="json"))
+        outcome = _run(plan, folder, tokens) if plan.todo else engine.Outcome(False, {})
+    if not plan.todo:
+        print(f"{wanted.name}: all {len(wanted)} cells are done.")
+    if outcome.interrupted:
+        print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
+        raise typer.Exit(130)
+    _report(folder, wanted)
+    for label, error in outcome.errors.items():
+        print(f"{label}: errored: {error}", file=sys.stderr)
+    if outcome.errors:
+        print(f"{len(outcome.errors)} cells errored. Try them again with: {_command()}")
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
+    """Print how far a study is, running or not, and what it shows so far."""
+    _print_summary(_load(runs, study))
+
+
+@app.command()
+def report(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
+    """Write the report of a study again, from what is there. Trains nothing."""
+    folder = StudyFolder(runs, study)
+    _report(folder, folder.study())
+
+
+def _prepare(study: Study, data: Path) -> None:
+    from tune_study.data import prepare as prepare_tokens
+
+    prepare_tokens(study.base.data, data)
+
+
+def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
+    from tune_study import sweep as engine
+    from tune_study.progress import Progress
+
+    study = plan.study
+    base = study.base
+    print(
+        f"{study.name}: {len(study)} cells = "
+        + " x ".join(f"{len(values)} {name}" for name, values in study.axes)
+        + f"; {plan.done} done, {len(plan.todo)} to run. "
+        f"{engine.concurrency(study)} at a time on {base.device}, "
+        f"{base.precision}, {base.threads} thread{'s' if base.threads > 1 else ''} each."
+    )
+    for line in plan.damage:
+        print(f"damaged: {line}", file=sys.stderr)
+    steps = sum(
+        cell.config.steps - max((row["step"] for row in cell.record.history(cell.config)), default=0)
+        for cell in plan.todo
+    )
+    progress = Progress(len(study), plan.done, steps)
+    try:
+        return engine.run(plan, folder, tokens, progress)
+    finally:
+        progress.close()
+
+
+def _load(runs: Path, name: str) -> Results:
+    from analysis import load
+
+    return load(StudyFolder(runs, name).path)
+
+
+def _report(folder: StudyFolder, study: Study) -> None:
+    from analysis import load
+    from analysis.report import write
+
+    results = load(folder.path, study=study)
+    index = write(results, folder.report)
+    _print_summary(results)
+    print(f"Report: {index}")
+
+
+def _print_summary(results: Results) -> None:
+    from analysis.summary import headline
+
+    for line in headline(results):
+        print(line)
+
+
+def _changed(
+    name: str, axes: dict[str, str | None], settings: list[str] | None, new_name: str | None
+) -> Study:
+    """The named study, narrowed and changed; under a name of its own if it differs."""
+    study = search_spaces.get(name)
+    narrowed = dict(study.axes) | {k: tuple(_values(k, v)) for k, v in axes.items() if v}
+    changes: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting}: has no value. Give FIELD=VALUE, such as steps=200.")
+        if key in AXES:
+            raise ConfigError(f"--set {setting}: is an axis. Give --{key.replace('_', '-')} {text}.")
+        inside, field = changes, key
+        for outer in key.split(".")[:-1]:
+            inside, field = inside.setdefault(outer, {}), key.rpartition(".")[2]
+        inside[field] = _scalar(text)
+    base = study.base.model_dump()
+    for key, value in changes.items():
+        base[key] = base.get(key, {}) | value if isinstance(value, dict) else value
+    result = study.replace(base=base, axes=narrowed)
+    if result == study and new_name is None:
+        return study
+    if new_name is None:
+        # The same changes give the same name, so that going on works.
+        text = json.dumps([result.model_dump(mode="json")["base"], result.axes])
+        new_name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return result.replace(name=new_name)
+
+
+def _values(name: str, text: str) -> list[str]:
+    values = [part.strip() for part in text.split(",")]
+    if not all(values):
+        raise ConfigError(f"--{name} {text!r}: has an empty value. Give values between commas.")
+    return values
+
+
+def _scalar(text: str) -> Any:
+    """null, true and false by name; anything else as text, which the config parses."""
+    return {"null": None, "true": True, "false": False}.get(text, text)
+
+
+def _command() -> str:
+    """The command that was given, to be given again."""
+    if command := os.environ.get("TUNE_STUDY_COMMAND"):
+        return command  # the Makefile knows what was typed
+    return " ".join(["python -m tune_study", *sys.argv[1:]])
+
+
+def main() -> None:
+    """Runs the command line; a wrong setting is one line and exit code 2."""
+    try:
+        app()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"\nInterrupted. Go on with: {_command()}", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,39 @@
+"""A cell's identity: one hash over everything that determines its numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+from tune_study.config import ConfigError, TrialConfig
+
+TRAINER_VERSION = 1
+"""Version of the trainer's arithmetic; raised whenever the same cell gives other numbers."""
+
+
+def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
+    """What the numbers of a cell depend on, as plain values.
+
+    The checksum of the tokens stands for the data settings, so that moving or renaming a text
+    changes nothing. Device, precision, threads and compile are in the config; they
+    change the last bits.
+
+    Raises:
+        ConfigError: if the device is still 'auto', which names no device.
+    """
+    if config.device == "auto":
+        raise ConfigError("device = 'auto': a cell's identity needs the device itself.")
+    return {
+        **config.model_dump(mode="json", exclude={"data"}),
+        "data_checksum": data_checksum,
+        "trainer_version": TRAINER_VERSION,
+        "torch": version("torch").split("+")[0],
+    }
+
+
+def identity(config: TrialConfig, data_checksum: str) -> str:
+    """16 hex digits; equal if and only if the determinants are."""
+    text = json.dumps(determinants(config, data_checksum), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,152 @@
+"""What Tune left on disk, read back as it is: trial folders in, one record a cell out.
+
+A study's folder holds one Tune experiment for each time it was started. A cell that was
+cut off and gone on with has a trial folder in several of them; its history is stitched
+together here, for the sweep (what is left to run, from where) and the analysis (what is
+known) alike. Plain files only: no Ray, no snapshot of Ray's that a kill could have cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tune_study.config import Criterion, TrialConfig
+from tune_study.divergence import Row, Verdict, diverged
+
+CHECKPOINT_FILE = "trainer.pt"
+"""The one file of a checkpoint folder."""
+
+
+@dataclass
+class Attempt:
+    """One trial folder."""
+
+    folder: Path
+    label: str
+    identity: str
+    rows: list[Row]
+    error: str
+
+
+@dataclass
+class Record:
+    """All that is known of one cell, over its attempts from oldest to newest."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def history(self, config: TrialConfig) -> list[Row]:
+        """Rows by step, contiguous from the first; what lies behind a gap is not used.
+
+        An attempt that went on from a checkpoint at step s replaces what earlier attempts
+        reported after s.
+        """
+        rows: dict[int, Row] = {}
+        for attempt in self.attempts:
+            if attempt.rows:
+                resumed = attempt.rows[0].get("resumed_step", 0)
+                rows = {step: row for step, row in rows.items() if step <= resumed}
+                rows |= {row["step"]: row for row in attempt.rows}
+        contiguous = []
+        for step in report_steps(config):
+            if step not in rows:
+                break
+            contiguous.append(rows[step])
+        return contiguous
+
+    def checkpoints(self) -> list[Path]:
+        """Checkpoint folders, newest first."""
+        return [
+            checkpoint
+            for attempt in reversed(self.attempts)
+            for checkpoint in sorted(attempt.folder.glob("checkpoint_*"), reverse=True)
+            if (checkpoint / CHECKPOINT_FILE).is_file()
+        ]
+
+    @property
+    def errors(self) -> list[str]:
+        """The last line of each attempt's error, oldest first."""
+        return [attempt.error for attempt in self.attempts if attempt.error]
+
+
+def report_steps(config: TrialConfig) -> Iterator[int]:
+    """The steps at which a run reports: every `report_every`, and the last."""
+    yield from range(config.report_every, config.steps, config.report_every)
+    yield config.steps
+
+
+def ended(history: list[Row], config: TrialConfig, criterion: Criterion) -> Verdict | None:
+    """How a cell's run ended: diverged, or `stable` for all steps done; None if it did not."""
+    if verdict := diverged(history, criterion, config.warmup_steps):
+        return verdict
+    if history and history[-1]["step"] >= config.steps:
+        return Verdict("stable", step=config.steps)
+    return None
+
+
+def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:
+    """All trial folders of a study's experiments.
+
+    Returns:
+        records by cell identity, and a line for each damaged or foreign thing that was met.
+    """
+    records: dict[str, Record] = {}
+    damage: list[str] = []
+    for experiment in sorted(p for p in experiments.glob("*") if p.is_dir()):
+        for folder in sorted(p for p in experiment.iterdir() if p.is_dir()):
+            attempt = _attempt(folder, damage)
+            if attempt is not None:
+                records.setdefault(attempt.identity, Record()).attempts.append(attempt)
+    return records, damage
+
+
+def _attempt(folder: Path, damage: list[str]) -> Attempt | None:
+    name = f"{folder.parent.name}/{folder.name}"
+    try:
+        cell = json.loads((folder / "params.json").read_text(encoding="utf-8"))["cell"]
+        label, identity = cell["label"], cell["identity"]
+    except FileNotFoundError:
+        damage.append(f"{name}: params.json is missing; the folder is not used")
+        return None
+    except (ValueError, KeyError, TypeError):
+        damage.append(f"{name}: params.json is damaged; the folder is not used")
+        return None
+    rows = _rows(folder / "result.json", name, damage)
+    return Attempt(folder, label, identity, rows, _error(folder))
+
+
+def _rows(path: Path, name: str, damage: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return rows  # the trial never reported
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        row = _parsed(line)
+        if row is None:
+            damage.append(f"{name}: line {number} of result.json is torn; it is not used")
+        else:
+            rows.append(row)
+    return rows
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _error(folder: Path) -> str:
+    """The last line of Tune's error file, or nothing."""
+    try:
+        lines = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "unknown error")

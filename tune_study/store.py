@@ -1,0 +1,160 @@
+"""A study's folder: where things lie, what it promised to be, and who is at work in it.
+
+    <runs>/<study>/study.json   the study as it was first started, and on what
+    <runs>/<study>/tune/        Tune's experiments, one a start: sweep-001, sweep-002, ...
+    <runs>/<study>/report/      made from them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from tune_study.config import ConfigError, Study
+
+
+class StudyFolder:
+    """The paths of one study and the file that says what it is."""
+
+    def __init__(self, runs: Path, name: str) -> None:
+        self.path = Path(runs).expanduser().resolve() / name
+        self.experiments = self.path / "tune"
+        self.report = self.path / "report"
+        self._file = self.path / "study.json"
+
+    def exists(self) -> bool:
+        """Whether the study was ever started here."""
+        return self._file.is_file()
+
+    def read(self) -> dict[str, Any]:
+        """Content of study.json: `study`, `data` (the manifest), `versions`.
+
+        Raises:
+            ConfigError: if there is none, or it is damaged.
+        """
+        try:
+            return json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self.path}: holds no study. Start it with: "
+                f"python -m tune_study sweep {self.path.name}"
+            ) from None
+        except ValueError:
+            raise ConfigError(
+                f"{self._file}: is damaged. Run the study again, it is written anew, "
+                "or bring the file back."
+            ) from None
+
+    def study(self) -> Study:
+        """The study that was started here."""
+        return Study(**self.read()["study"])
+
+    def write(self, study: Study, manifest: dict[str, Any]) -> None:
+        """Records the study; the file appears whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        content = {
+            "study": study.model_dump(mode="json"),
+            "data": manifest,
+            "versions": versions(),
+        }
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(part, self._file)
+
+    def refuse_if_different(self, study: Study, checksum: str) -> None:
+        """Refuses a study that differs from the stored one in more than its axes.
+
+        Other axes ask for other cells, which is an extension; anything else would mix results.
+
+        Raises:
+            ConfigError: naming every difference and the remedy.
+        """
+        if not self.exists():
+            return
+        stored = self.read()
+        old, new = _flat(stored["study"]), _flat(study.model_dump(mode="json"))
+        free = {"description", "checkpoint_every_s"}
+        differences = [
+            f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+            and key not in free
+            and not key.startswith(("axes.", "base.data."))
+            and key not in {f"base.{axis}" for axis, _ in study.axes}
+        ]
+        if stored["data"]["checksum"] != checksum:
+            differences.append(f"data was {stored['data']['checksum'][:12]}, is {checksum[:12]}")
+        if differences:
+            raise ConfigError(
+                f"{study.name}: differs from the study in {self.path}: {'; '.join(differences)}. "
+                "Give it another name (--name), or change it back."
+            )
+
+    def next_experiment(self) -> str:
+        """Name of the next experiment, after all that are there."""
+        taken = [int(p.name.rpartition("-")[2]) for p in self.experiments.glob("sweep-[0-9]*")]
+        return f"sweep-{max(taken, default=0) + 1:03d}"
+
+    def lock(self) -> FileLock:
+        """Takes the study for this process; the operating system frees it when that ends.
+
+        Raises:
+            ConfigError: if another process holds it; says which.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / ".lock")
+        holder = self.path / ".holder"
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            try:
+                who = holder.read_text(encoding="utf-8").strip()
+            except OSError:
+                who = "another process"
+            raise ConfigError(
+                f"{self.path.name}: a sweep of this study is running ({who}). "
+                f"Wait for it, or watch it with: python -m tune_study status {self.path.name}"
+            ) from None
+        holder.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        return lock
+
+    def running(self) -> bool:
+        """Whether a process holds the study now."""
+        if not (self.path / ".lock").exists():
+            return False
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+
+def versions() -> dict[str, str]:
+    """Versions of what produces the numbers, and the platform."""
+    packages = ("torch", "ray", "numpy", "pandas", "altair")
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; `axes`, a list of pairs, counts as one."""
+    if prefix == "axes":
+        value = {name: values for name, values in value}
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return flat
