@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from analysis import estimators, plots
-from analysis.intervals import holm
 from analysis.plots.metrics import ALL_LAYERS
+from analysis.summary import has_pairs
 
 if TYPE_CHECKING:
     from analysis.load import Results
@@ -116,8 +115,8 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
             lambda layout: plots.max_stable_lr(edges, arms, lrs, layout),
         ),
     ]
-    if estimators.arms(cells) and estimators.OFF in set(cells["qk_norm"]):
-        gains = paired_gains(cells)
+    if has_pairs(cells):
+        gains = estimators.paired_by_lr(cells)
         needed = estimators.necessity_by_seed(cells, study.margins.necessity)
         thresholds = estimators.necessity_threshold(cells, study.margins.necessity)
         drawn.append(
@@ -139,6 +138,19 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
             lambda layout: plots.phase(curve, gains, layout),
         )
     )
+    target = halfway_loss(cells)
+    if len(history) and np.isfinite(target):
+        times = estimators.steps_to_threshold(cells, history, target)
+        medians = estimators.median_steps(times)
+        drawn.append(
+            Figure(
+                "steps_to_loss",
+                f"Steps until the validation loss is at {target:.2f} nats a token, half of the way "
+                "from the unigram entropy to the study's best loss, interpolated between reports. "
+                "An arrow is a cell that did not get there within the steps it was given.",
+                lambda layout: plots.steps_to_loss(times, medians, target, layout),
+            )
+        )
     drawn.extend(_diagnostic_figures(cells, history))
     if len(history):
         drawn.append(
@@ -171,6 +183,12 @@ def reference_losses(cells: pd.DataFrame) -> pd.DataFrame:
     medians = cells.groupby("depth")[list(names)].median().rename(columns=names).reset_index()
     table = medians.melt(id_vars="depth", var_name="name", value_name="value")
     return table[np.isfinite(table["value"])].reset_index(drop=True)
+
+
+def halfway_loss(cells: pd.DataFrame) -> float:
+    """Half of the way from the unigram entropy to the best final loss of a stable cell."""
+    stable = cells[cells["state"].eq("stable") & np.isfinite(cells["loss"])]
+    return float((cells["unigram_entropy"].median() + stable["loss"].min()) / 2)
 
 
 def _diagnostic_figures(cells: pd.DataFrame, history: pd.DataFrame) -> Iterator[Figure]:
@@ -216,39 +234,8 @@ def diagnostic_values(cells: pd.DataFrame, history: pd.DataFrame, key: str) -> p
     return pd.concat(parts, ignore_index=True)
 
 
-def paired_gains(cells: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
-    """loss(off) - loss(on) at each learning rate and depth, paired by seed.
-
-    Returns:
-        DataFrame: depth, qk_norm (the arm compared with off), lr, gain (mean over the pairs
-        known, NaN if none), n, p (two-sided paired t test, NaN below 2 pairs), significant
-        (after Holm's correction over all tests of the arm).
-    """
-    tables = [_no_gains()]
-    for arm in estimators.arms(cells):
-        both = estimators.pairs(cells, arm)
-        rows = []
-        for depth, index in both.keys.groupby("depth").groups.items():
-            for lr, gain in zip(both.lr, both.gain[np.asarray(index)].T, strict=True):
-                known = gain[np.isfinite(gain)]
-                mean = float(known.mean()) if len(known) else np.nan
-                row = {"depth": depth, "qk_norm": arm, "lr": lr, "gain": mean, "n": len(known)}
-                rows.append({**row, "p": _paired_p(known)})
-        table = pd.DataFrame(rows)
-        tables.append(table.assign(significant=holm(table["p"]) < 1 - level))
-    return pd.concat([table for table in tables if len(table)] or tables, ignore_index=True)
-
-
-def _paired_p(differences: np.ndarray) -> float:
-    """p-value of Student's t test that the mean difference is 0; NaN where it has no spread."""
-    n = len(differences)
-    spread = differences.std(ddof=1) if n > 1 else 0.0
-    if spread == 0:
-        return np.nan
-    return float(2 * stats.t.sf(abs(differences.mean()) / (spread / np.sqrt(n)), n - 1))
-
-
 def _no_gains() -> pd.DataFrame:
+    """What `estimators.paired_by_lr` would give without a pair of arms."""
     columns = {"depth": "int64", "qk_norm": "str", "lr": "float64", "gain": "float64"}
-    columns |= {"n": "int64", "p": "float64", "significant": "bool"}
+    columns["significant"] = "bool"
     return pd.DataFrame(columns=list(columns)).astype(columns)

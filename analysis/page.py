@@ -16,6 +16,7 @@ import vl_convert
 
 from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_colours, arm_name
 from analysis.summary import (
+    answer,
     best_lr_text,
     edge_text,
     interval_text,
@@ -73,7 +74,9 @@ def render(
             data=_script_json(data),
             vega=vega_bundle(),
             figures=drawn,
+            answer=answer(summary),
             arms=_arm_rows(summary),
+            several_arms=len({verdict["arm"] for verdict in summary["verdicts"]}) > 1,
             colours=arm_colours(results.cells["qk_norm"]),
             config=results.study.model_dump(mode="json"),
             leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
@@ -167,4 +170,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["arm_name"] = arm_name
+    environment.filters["fixed"] = lambda value: "–" if value is None else f"{value:.3g}"
+    environment.filters["interval"] = lambda part: interval_text(part["low"], part["high"], ".3g")
     return environment

@@ -1,7 +1,8 @@
 """Writes the report of a study: one HTML page that opens anywhere, figures, tables, JSON.
 
     out/index.html           everything on one page, without a network
-    out/figures/             each figure as PNG, SVG, PDF (88 mm and 181 mm wide) and Vega-Lite
+    out/figures/             each figure as PNG, SVG, PDF (88 mm; -wide: 181 mm) and Vega-Lite
+    out/tables/, macros.tex  the numbers for a LaTeX paper, as analysis.latex describes
     out/cells.parquet        one row a cell, as analysis.tables.CELL_COLUMNS
     out/history.parquet      one row a report
     out/summary.json         the numbers, as summary_schema.json describes them
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import vl_convert
 
-from analysis import page
+from analysis import latex, page
 from analysis.figures import figures
 from analysis.plots.theme import COLUMN, VEGALITE, WIDE
 from analysis.summary import json_safe, summarise
@@ -49,6 +50,11 @@ def write(results: Results, out: Path) -> Path:
     for name, by_layout in specs.items():
         for layout, spec in by_layout.items():
             _write_figure(folder, name if layout == COLUMN.name else f"{name}-{layout}", spec)
+    tables = out / "tables"
+    tables.mkdir(exist_ok=True)
+    _replace(tables / "arms.tex", latex.arms_table(summary))
+    _replace(tables / "verdicts.tex", latex.verdicts_table(summary))
+    _replace(out / "macros.tex", latex.macros(summary))
     for name, table in (("cells", results.cells), ("history", results.history)):
         _replace(out / f"{name}.parquet", table.to_parquet(index=False))
     _replace(out / "summary.json", dump_json(summary, indent=1))

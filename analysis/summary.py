@@ -13,7 +13,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import estimators, hypotheses
+from analysis.plots.theme import short_name
 from analysis.tables import STATES
+from tune_study.config import ConfigError, Margins
 
 if TYPE_CHECKING:  # analysis.load imports Ray, which plain numbers do not need
     from analysis.load import Results
@@ -28,6 +30,7 @@ def summarise(results: Results) -> dict[str, Any]:
     found = {state: int(counts.get(state, 0)) for state in STATES}
     expected = len(study)
     missing = expected - (len(cells) - found["missing"])
+    verdicts, not_judged = _judge(cells, study.margins)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
@@ -35,13 +38,38 @@ def summarise(results: Results) -> dict[str, Any]:
         "running": bool(results.running),
         "cells": {"expected": expected, "found": expected - missing, **found, "missing": missing},
         "arms": estimators.arm_summary(cells, study.margins),
-        "verdicts": [verdict.to_dict() for verdict in hypotheses.judge(cells, study.margins)],
+        "necessity": _necessity(cells, study.margins.necessity),
+        "verdicts": verdicts,
+        "not_judged": not_judged,
         "unigram_entropy": number(results.manifest.get("unigram_entropy")),
         "loss_floor": number(results.manifest.get("loss_floor")),
         "leak_alarm": bool(leaks(cells).any()),
         "damage": list(results.damage),
         "versions": dict(results.versions),
     }
+
+
+def _judge(cells: pd.DataFrame, margins: Margins) -> tuple[list[dict[str, Any]], str]:
+    """The verdicts, or none and the reason why the study cannot be judged."""
+    if not has_pairs(cells):
+        return [], "only one arm was run, so there is nothing to compare"
+    try:
+        return [verdict.to_dict() for verdict in hypotheses.judge(cells, margins)], ""
+    except ConfigError as error:
+        return [], str(error)
+
+
+def _necessity(cells: pd.DataFrame, margin: float) -> list[dict[str, Any]]:
+    """The necessity threshold of each depth and arm, as plain values."""
+    if not has_pairs(cells):
+        return []
+    rows = estimators.necessity_threshold(cells, margin).to_dict("records")
+    return [{str(key): value for key, value in row.items()} for row in rows]
+
+
+def has_pairs(cells: pd.DataFrame) -> bool:
+    """Whether off and another arm were asked for, so that there is something to compare."""
+    return bool(estimators.arms(cells)) and estimators.OFF in set(cells["qk_norm"])
 
 
 def leaks(cells: pd.DataFrame) -> pd.Series:
@@ -69,6 +97,72 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return number(float(value))
     return None if value is None or value is pd.NA else str(value)
+
+
+# ----------------------------------------------------------------- in sentences
+
+
+def answer(summary: dict[str, Any]) -> list[str]:
+    """The answer in a few sentences with their numbers, written from the summary alone."""
+    arms: dict[str, list[dict[str, Any]]] = {}
+    for arm in summary["arms"]:
+        arms.setdefault(arm["qk_norm"], []).append(arm)
+    off = arms.pop(estimators.OFF, [])
+    sentences = []
+    for name, on in arms.items():
+        edges = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in on})
+        sentence = f"With QK-norm ({short_name(name)}) training is stable up to a peak learning rate of {edges}"
+        if off:
+            without = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in off})
+            sentence += f"; without it, up to {without}"
+        sentences.append(sentence + ".")
+        values = _at_depths({arm["depth"]: _sensitivity(arm) for arm in on})
+        sentence = f"LR sensitivity with it is {values} nats a token"
+        if off:
+            without = _at_depths({arm["depth"]: _sensitivity(arm) for arm in off})
+            sentence += f"; without it, {without}"
+        sentences.append(sentence + ".")
+        needed = {
+            row["depth"]: _threshold(row) for row in summary["necessity"] if row["qk_norm"] == name
+        }
+        if needed:
+            sentences.append(f"QK-norm is needed {_at_depths(needed)}.")
+    if off and not arms:
+        edges = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in off})
+        sentences.append(
+            f"Without QK-norm training is stable up to a peak learning rate of {edges}."
+        )
+    return sentences
+
+
+def _at_depths(values: dict[int, str]) -> str:
+    parts = [f"{value} at depth {depth}" for depth, value in values.items()]
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _edge_with_interval(arm: dict[str, Any]) -> str:
+    edge = arm["max_stable_lr"]
+    interval = interval_text(edge["low"], edge["high"], ".2g")
+    return f"{edge_text(edge)} {interval}".strip() + ("" if edge["monotone"] else " (not monotone)")
+
+
+def _sensitivity(arm: dict[str, Any]) -> str:
+    value = arm["lr_sensitivity"]
+    if value["value"] is None:
+        return "unknown"
+    return f"{value['value']:.2f} {interval_text(value['low'], value['high'])}".strip()
+
+
+def _threshold(row: dict[str, Any]) -> str:
+    value = number(row["value"])
+    if row["censored"] == "below":
+        return f"at every learning rate tried, from {lr_text(value)},"
+    if value is None:
+        tested = number(row["tested_to"])
+        return "nowhere" + (
+            f" up to {lr_text(tested)}" if tested is not None else " that could be tested"
+        )
+    return f"from a learning rate of {lr_text(value)} up"
 
 
 # ------------------------------------------------------------ numbers for reading

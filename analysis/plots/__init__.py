@@ -9,6 +9,7 @@ from analysis.plots.depth import lr_sensitivity, max_stable_lr, necessity
 from analysis.plots.lr_loss import lr_loss
 from analysis.plots.metrics import metric
 from analysis.plots.phase import phase
+from analysis.plots.steps import steps_to_loss
 from analysis.plots.theme import COLUMN, WIDE, Layout
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "metric",
     "necessity",
     "phase",
+    "steps_to_loss",
 ]

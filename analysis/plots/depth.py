@@ -98,7 +98,11 @@ def necessity(
     """
     seeds = by_seed.assign(y=by_seed["high"].where(np.isfinite(by_seed["high"]), by_seed["low"]))
     means = thresholds.rename(columns={"value": "y"})
-    notes = [_KEY, _ENDS, "thin bar: a seed's last LR without need to its first with"]
+    notes = [
+        "filled: lowest LR from which on the test says needed; thick bar: 95 % interval over seeds",
+        "open, thin bar: a seed's first LR with need, from its last without",
+        _ENDS,
+    ]
     if trend_note:
         notes.append(trend_note)
     notes += _unknown(means, seeds, "no threshold")

@@ -1,0 +1,130 @@
+"""The report for a paper: tables and numbers that a LaTeX text reads in, so none goes stale.
+
+`tables/arms.tex` and `tables/verdicts.tex` need booktabs and nothing else, and fit one
+column of a two-column paper. `macros.tex` defines one command for every headline number;
+in a name a depth is spelt, as commands hold letters only:
+
+    The maximum stable rate rises from \\MaxStableLrOffDepthTwo{} to
+    \\MaxStableLrRmsnormDepthTwo{}.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from analysis.plots.theme import short_name
+from analysis.summary import best_lr_text, edge_text, interval_text
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{c: "\\" + c for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "∞": r"$\infty$",
+    "–": "--",
+    "²": "$^2$",
+}
+_DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+
+
+def escape(text: str) -> str:
+    """Plain text as LaTeX source; characters without a known command stay as UTF-8."""
+    return "".join(_SPECIAL.get(character, character) for character in text)
+
+
+def command_name(*parts: str | int) -> str:
+    """A command of letters only: ("best_lr", "off", "depth", 10) -> BestLrOffDepthOneZero."""
+    words = []
+    for part in parts:
+        spelt = re.sub(r"\d", lambda digit: f" {_DIGITS[int(digit[0])]} ", str(part))
+        words += re.findall(r"[A-Za-z]+", spelt)
+    return "".join(word[0].upper() + word[1:] for word in words)
+
+
+def macros(summary: dict[str, Any]) -> str:
+    """macros.tex: every headline number of summary.json as a command."""
+    lines = [f"% numbers of study {summary['study']}"]
+
+    def define(value: str, *name: str | int) -> None:
+        lines.append(f"\\newcommand{{\\{command_name(*name)}}}{{{escape(value)}}}")
+
+    define(summary["study"], "study", "name")
+    for state, count in summary["cells"].items():
+        define(str(count), "cells", state)
+    if summary["unigram_entropy"] is not None:
+        define(f"{summary['unigram_entropy']:.2f}", "unigram entropy")
+    if summary["loss_floor"] is not None:
+        define(f"{summary['loss_floor']:.2f}", "loss floor")
+    for arm in summary["arms"]:
+        of = (arm["qk_norm"], "depth", arm["depth"])
+        define(best_lr_text(arm), "best lr", *of)
+        define(_fixed(arm["best_loss"], 3), "best loss", *of)
+        define(_fixed(arm["lr_sensitivity"]["value"], 2), "lr sensitivity", *of)
+        define(_interval(arm["lr_sensitivity"], ".2f"), "lr sensitivity", *of, "interval")
+        define(edge_text(arm["max_stable_lr"]), "max stable lr", *of)
+        define(_interval(arm["max_stable_lr"], ".3g"), "max stable lr", *of, "interval")
+    for verdict in summary["verdicts"]:
+        define(verdict["verdict"], "verdict", verdict["hypothesis"])
+    return "\n".join(lines) + "\n"
+
+
+def arms_table(summary: dict[str, Any]) -> str:
+    """A booktabs table of the arms: best loss, LR sensitivity, maximum stable LR."""
+    rows = [
+        (
+            str(arm["depth"]),
+            short_name(arm["qk_norm"]),
+            f"{arm['n_stable']}/{arm['n_asked']}",
+            _fixed(arm["best_loss"], 3),
+            _fixed(arm["lr_sensitivity"]["value"], 2),
+            _interval(arm["lr_sensitivity"], ".2f"),
+            edge_text(arm["max_stable_lr"]),
+        )
+        for arm in summary["arms"]
+    ]
+    head = (
+        "Depth",
+        "QK-norm",
+        "Stable",
+        "Best loss",
+        "LR sens.",
+        "95 % interval",
+        "Max. stable LR",
+    )
+    return _table(head, rows, "rlrrrlr")
+
+
+def verdicts_table(summary: dict[str, Any]) -> str:
+    """A booktabs table of the hypotheses and their verdicts."""
+    rows = [(v["hypothesis"], v["verdict"], v["sentence"]) for v in summary["verdicts"]]
+    return _table(("", "Verdict", "Finding"), rows, r"llp{0.62\columnwidth}")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], columns: str) -> str:
+    body = [" & ".join(escape(text) for text in row) + r" \\" for row in (head, *rows)]
+    lines = [
+        rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
+        r"\toprule",
+        body[0],
+        r"\midrule",
+        *body[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(estimate: dict[str, Any], digits: str) -> str:
+    return interval_text(estimate["low"], estimate["high"], digits) or "–"

@@ -1,0 +1,86 @@
+"""Steps to a loss: how long each arm takes, and where it never gets there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from analysis.plots.theme import (
+    BREAK_AT_GAPS,
+    WIDE,
+    Layout,
+    arm_colour,
+    arm_order,
+    dodged,
+    last_row,
+    linear_ticks,
+    log_x,
+    panels,
+    sized,
+    styled,
+)
+
+_REACHED, _NEVER = "circle", "triangle-up"
+
+
+def steps_to_loss(
+    times: pd.DataFrame, medians: pd.DataFrame, target: float, layout: Layout = WIDE
+) -> Any:
+    """Steps until the validation loss is at `target`, one panel a depth, one mark a cell.
+
+    Args:
+        times: as `analysis.estimators.steps_to_threshold`; where `reached` is False the cell
+            did not get there within `step` steps, and an arrow stands at that step.
+        medians: as `analysis.estimators.median_steps`.
+        target: the loss, nats a token.
+    """
+    arms, depths = arm_order(times["qk_norm"]), sorted(times["depth"].unique())
+    lrs = sorted(times["lr"].unique())
+    names = {
+        True: f"reached ({int(times['reached'].sum())})",
+        False: f"not within the steps run ({int((~times['reached']).sum())})",
+    }
+    names = {key: name for key, name in names.items() if (times["reached"] == key).any()}
+    top = float(times["step"].max()) or 1.0
+    tables = {
+        "times": dodged(times.assign(outcome=times["reached"].map(names)), arms, lrs),
+        "medians": dodged(
+            medians.assign(step=medians["step"].where(np.isfinite(medians["step"]))), arms, lrs
+        ),
+    }
+    colour = arm_colour(arms)
+    shape = alt.Shape(
+        "outcome:N",
+        scale=alt.Scale(
+            domain=list(names.values()), range=[_REACHED if key else _NEVER for key in names]
+        ),
+        legend=alt.Legend(title=None),
+    )
+    scale = alt.Scale(domain=[0, top * 1.06], nice=False)
+    ticks = linear_ticks(0, top, most=int(layout.panel_height * 0.8 // (layout.font * 2)))
+    charts = []
+    for i, depth in enumerate(depths):
+        x = log_x("x", lrs, "peak learning rate" if last_row(i, len(depths), layout) else None)
+        y_title = None if i % layout.columns else f"steps to {target:.2f} nats/token"
+        y = alt.Y("step:Q", scale=scale, axis=alt.Axis(title=y_title, values=ticks))
+        only = f"datum.depth == {depth}"
+        lines = alt.Chart(alt.NamedData("medians")).transform_filter(only)
+        points = alt.Chart(alt.NamedData("times"), name=f"times_{depth}").transform_filter(only)
+        chart = alt.layer(
+            lines.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(
+                x=x, y=y, color=colour
+            ),
+            points.mark_point(size=layout.point, strokeWidth=layout.stroke).encode(
+                x=x, y=y, color=colour, shape=shape
+            ),
+        )
+        width = layout.panel_width(len(depths))
+        charts.append(sized(chart, width, layout.panel_height * 0.8, f"depth {depth}"))
+    notes = [
+        f"{len(times)} cells; line: Kaplan-Meier median over seeds",
+        "no line where half of the seeds or more never get there",
+    ]
+    return styled(panels(charts, layout), layout, tables, "Steps to a loss", notes)
