@@ -287,8 +287,16 @@ def load_hosted(dataset: str, subset: str | None, revision: str, split: str) -> 
         ConfigError: if it is neither in the cache nor within reach, or has no such split.
     """
     import datasets
+    from huggingface_hub.utils import logging
 
+    if Path(dataset).exists():
+        # The library would take this folder instead, and the revision would mean nothing.
+        raise ConfigError(
+            f"data.dataset = {dataset!r}: is a path here. Move it, or use it as data.corpus=text."
+        )
     datasets.disable_progress_bars()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # without a network, it tells of every attempt
     try:
         return datasets.load_dataset(dataset, subset, split=split, revision=revision)
     except (OSError, ValueError) as error:
@@ -299,3 +307,5 @@ def load_hosted(dataset: str, subset: str | None, revision: str, split: str) -> 
             "tune_study prepare STUDY` and copy the folder that it names to the same place "
             "here, or give the text as local files: data.corpus=text."
         ) from None
+    finally:
+        logging.set_verbosity(verbosity)

@@ -16,6 +16,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,13 @@ def prepare(config: DataConfig, root: Path, say: Say = print) -> Path:
         if fault := _fault(folder):
             if folder.exists():
                 say(f"{folder.name}: {fault} Building it anew.")
-            _build(config, corpus, files, folder, say)
+            partial = folder.with_name(f".{folder.name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)  # left by one that was killed
+            partial.mkdir()
+            try:
+                _build(config, corpus, files, partial, folder, say)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
         else:
             say(f"{folder.name}: unchanged.")
         _write_sources(folder, config, files)
@@ -287,15 +294,19 @@ def _find_by_paths(config: DataConfig, root: Path, checksum: str | None) -> Path
     return found[0] if found else None
 
 
-def _locked(path: Path, say: Say) -> FileLock:
-    """A held lock; says whom it waits for. Its kernel lock dies with its process."""
+@contextmanager
+def _locked(path: Path, say: Say) -> Iterator[None]:
+    """Holds a lock; says so if it must wait. The kernel frees it when its holder dies."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         say(f"{path.name}: held by another preparation; waiting for it.")
         lock.acquire()
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fault(folder: Path, verify: bool = True) -> str:
@@ -325,13 +336,18 @@ def _fault(folder: Path, verify: bool = True) -> str:
 
 
 def _build(
-    config: DataConfig, corpus: Corpus, files: dict[Split, list[File]], folder: Path, say: Say
+    config: DataConfig,
+    corpus: Corpus,
+    files: dict[Split, list[File]],
+    partial: Path,
+    folder: Path,
+    say: Say,
 ) -> None:
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a preparation that was cut off
-    partial.mkdir()
+    """Fills the empty folder `partial`, then renames it to `folder`."""
     started = time.monotonic()
-    say(f"{folder.name}: preparing.")
+    say(f"{folder.name}: preparing")
+    if config.corpus in ("tinystories", "huggingface"):
+        say("  fetching the text from huggingface.co or this machine's cache of it")
     validation = _Documents(corpus, "validation")
     validation_prints = {fingerprint(text) for text in validation}
     train = _Documents(corpus, "train", validation_prints)
@@ -402,6 +418,10 @@ def _build(
         train=_report(train, encoded["train"], tokenizer),
         validation=_report(validation, encoded["validation"], tokenizer),
     )
+    for file in (file for split in SPLITS for file in files[split]):
+        stat = file.path.stat()
+        if (stat.st_size, stat.st_mtime_ns) != (file.size, file.mtime_ns):
+            raise ConfigError(f"{file.path}: changed while it was read. {REMEDY}")
     _write(partial / MANIFEST, manifest.to_json().encode())
     _sync(partial)
     if folder.exists():  # damaged; no one can be reading it: it is refused
