@@ -135,7 +135,7 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
             "phase",
             "How many seeds are stable at each learning rate and depth, arm by arm, and the "
             "paired difference of the final losses, same seed: blue where QK-norm ends lower.",
-            lambda layout: plots.phase(curve, gains, layout),
+            lambda layout: plots.phase_map(curve, gains, layout),
         )
     )
     target = halfway_loss(cells)
@@ -159,7 +159,7 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
                 "Validation loss over training, one line a cell, from the loss at initialisation; "
                 "the mark at its end is the cell's state at the step where its verdict fell. "
                 "Cells chosen in the other figures or in the table are brought out here.",
-                lambda layout: plots.curves(cells, history, layout),
+                lambda layout: plots.training_curves(cells, history, layout),
             )
         )
     return drawn

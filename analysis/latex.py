@@ -11,6 +11,7 @@ in a name a depth is spelt, as commands hold letters only:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from analysis.plots.theme import short_name
@@ -72,7 +73,7 @@ def macros(summary: dict[str, Any]) -> str:
         define(edge_text(arm["max_stable_lr"]), "max stable lr", *of)
         define(_interval(arm["max_stable_lr"], ".3g"), "max stable lr", *of, "interval")
     for verdict in summary["verdicts"]:
-        define(verdict["verdict"], "verdict", verdict["hypothesis"])
+        define(verdict["verdict"], "verdict", verdict["hypothesis"], verdict["arm"])
     return "\n".join(lines) + "\n"
 
 
@@ -103,12 +104,22 @@ def arms_table(summary: dict[str, Any]) -> str:
 
 
 def verdicts_table(summary: dict[str, Any]) -> str:
-    """A booktabs table of the hypotheses and their verdicts."""
-    rows = [(v["hypothesis"], v["verdict"], v["sentence"]) for v in summary["verdicts"]]
-    return _table(("", "Verdict", "Finding"), rows, r"llp{0.62\columnwidth}")
+    """A booktabs table of the verdicts; the effect is that of the part that decides."""
+    rows = [
+        (
+            verdict["hypothesis"],
+            short_name(verdict["arm"]),
+            verdict["verdict"],
+            "–" if verdict["effect"] is None else f"{verdict['effect']:.2g}",
+            _interval(verdict, ".2g"),
+            f"{verdict['n']}/{verdict['n_asked']}",
+        )
+        for verdict in summary["verdicts"]
+    ]
+    return _table(("", "Arm", "Verdict", "Effect", "95 % interval", "Seeds"), rows, "lllrrr")
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], columns: str) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str) -> str:
     body = [" & ".join(escape(text) for text in row) + r" \\" for row in (head, *rows)]
     lines = [
         rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",

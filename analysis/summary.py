@@ -110,33 +110,31 @@ def answer(summary: dict[str, Any]) -> list[str]:
     off = arms.pop(estimators.OFF, [])
     sentences = []
     for name, on in arms.items():
-        edges = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in on})
-        sentence = f"With QK-norm ({short_name(name)}) training is stable up to a peak learning rate of {edges}"
-        if off:
-            without = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in off})
-            sentence += f"; without it, up to {without}"
-        sentences.append(sentence + ".")
-        values = _at_depths({arm["depth"]: _sensitivity(arm) for arm in on})
-        sentence = f"LR sensitivity with it is {values} nats a token"
-        if off:
-            without = _at_depths({arm["depth"]: _sensitivity(arm) for arm in off})
-            sentence += f"; without it, {without}"
-        sentences.append(sentence + ".")
-        needed = {
-            row["depth"]: _threshold(row) for row in summary["necessity"] if row["qk_norm"] == name
-        }
+        paired = [(arm, next((o for o in off if o["depth"] == arm["depth"]), None)) for arm in on]
+        for quantity, words in (
+            (_edge_with_interval, "the maximum stable learning rate"),
+            (_sensitivity, "LR sensitivity (nats a token)"),
+        ):
+            changes = [
+                f"{'' if without is None else f'from {quantity(without)} '}to {quantity(arm)} "
+                f"at depth {arm['depth']}"
+                for arm, without in paired
+            ]
+            sentences.append(f"QK-norm ({short_name(name)}) takes {words} {_listed(changes)}.")
+        needed = [
+            f"{_threshold(row)} at depth {row['depth']}"
+            for row in summary["necessity"]
+            if row["qk_norm"] == name
+        ]
         if needed:
-            sentences.append(f"QK-norm is needed {_at_depths(needed)}.")
+            sentences.append(f"It is needed {_listed(needed)}.")
     if off and not arms:
-        edges = _at_depths({arm["depth"]: _edge_with_interval(arm) for arm in off})
-        sentences.append(
-            f"Without QK-norm training is stable up to a peak learning rate of {edges}."
-        )
+        edges = [f"{_edge_with_interval(arm)} at depth {arm['depth']}" for arm in off]
+        sentences.append(f"Without QK-norm the maximum stable learning rate is {_listed(edges)}.")
     return sentences
 
 
-def _at_depths(values: dict[int, str]) -> str:
-    parts = [f"{value} at depth {depth}" for depth, value in values.items()]
+def _listed(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
@@ -156,13 +154,13 @@ def _sensitivity(arm: dict[str, Any]) -> str:
 def _threshold(row: dict[str, Any]) -> str:
     value = number(row["value"])
     if row["censored"] == "below":
-        return f"at every learning rate tried, from {lr_text(value)},"
+        return f"at every learning rate tried, from {lr_text(value)} up,"
     if value is None:
         tested = number(row["tested_to"])
         return "nowhere" + (
             f" up to {lr_text(tested)}" if tested is not None else " that could be tested"
         )
-    return f"from a learning rate of {lr_text(value)} up"
+    return f"from {lr_text(value)} up"
 
 
 # ------------------------------------------------------------ numbers for reading

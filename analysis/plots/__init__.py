@@ -4,11 +4,11 @@ Every function takes tidy tables (see `analysis.tables` and `analysis.estimators
 `Layout`, and returns an Altair chart that draws without a network.
 """
 
-from analysis.plots.curves import curves
+from analysis.plots.curves import training_curves
 from analysis.plots.depth import lr_sensitivity, max_stable_lr, necessity
-from analysis.plots.lr_loss import lr_loss
+from analysis.plots.loss import lr_loss
 from analysis.plots.metrics import metric
-from analysis.plots.phase import phase
+from analysis.plots.phase import phase_map
 from analysis.plots.steps import steps_to_loss
 from analysis.plots.theme import COLUMN, WIDE, Layout
 
@@ -16,12 +16,12 @@ __all__ = [
     "COLUMN",
     "WIDE",
     "Layout",
-    "curves",
     "lr_loss",
     "lr_sensitivity",
     "max_stable_lr",
     "metric",
     "necessity",
-    "phase",
+    "phase_map",
     "steps_to_loss",
+    "training_curves",
 ]

@@ -28,7 +28,7 @@ MOST_POINTS = 40_000
 """Points beyond which each curve is thinned: more than a screen can tell apart."""
 
 
-def curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
+def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
     """Training curves, one panel a depth, one line a cell.
 
     The parameter `chosen` holds the names of cells to bring out; the page sets it from the

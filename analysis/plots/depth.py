@@ -36,7 +36,7 @@ def lr_sensitivity(by_seed: pd.DataFrame, arms: list[dict[str, Any]], layout: La
         arms: as `analysis.estimators.arm_summary`.
     """
     chart, tables, notes = sensitivity_panel(by_seed, arms, layout)
-    return styled(chart, layout, tables, "LR sensitivity against depth", notes)
+    return styled(chart, layout, tables, "LR sensitivity against depth", [_KEY, *notes])
 
 
 def sensitivity_panel(
@@ -51,7 +51,7 @@ def sensitivity_panel(
     scale = alt.Scale(domain=[min(0.0, min(finite, default=0.0)), top], nice=False)
     axis = alt.Axis(title="LR sensitivity (nats/token)", tickCount=5)
     chart, tables = _panel(seeds, means, scale, axis, layout)
-    return chart, tables, [_KEY, *_unknown(means, seeds, "no LR sensitivity")]
+    return chart, tables, _unknown(means, seeds, "no LR sensitivity")
 
 
 def max_stable_lr(
@@ -96,7 +96,8 @@ def necessity(
         trend: depth, qk_norm, value of a line fitted to the thresholds, drawn through them.
         trend_note: what to say of it.
     """
-    seeds = by_seed.assign(y=by_seed["high"].where(np.isfinite(by_seed["high"]), by_seed["low"]))
+    lowest = by_seed["low"].where(by_seed["low"] > 0)
+    seeds = by_seed.assign(y=by_seed["high"].where(np.isfinite(by_seed["high"]), lowest))
     means = thresholds.rename(columns={"value": "y"})
     notes = [
         "filled: lowest LR from which on the test says needed; thick bar: 95 % interval over seeds",
@@ -112,7 +113,7 @@ def necessity(
     )  # fmt: skip
 
 
-_KEY = "filled: mean over seeds with 95 % interval; open: one seed"
+_KEY = "filled: mean over seeds with 95 % interval (one seed: its bin); open: a seed"
 _ENDS = "arrow: beyond the ends of the grid (dotted)"
 
 
@@ -164,11 +165,9 @@ def _within(table: pd.DataFrame, bottom: float, top: float) -> pd.DataFrame:
     down = table["censored"].isin(["below", "both"])
     low = table["low"].where(table["low"] > 0).mask(down, bottom)
     high = table["high"].where(np.isfinite(table["high"])).mask(up, top)
-    only_open = table["y"].isna() & (up | down)
     return table.assign(
         low=low.clip(lower=bottom).fillna(table["y"]),
         high=high.clip(upper=top).fillna(table["y"]),
-        y=table["y"].mask(only_open & up, top).mask(only_open & down, bottom),
         up=np.where(up, top, np.nan),
         down=np.where(down, bottom, np.nan),
     )
@@ -225,24 +224,27 @@ def _panel(
     for name, weight, filled in (("seeds", 1.0, False), ("means", 2.2, True)):
         base = alt.Chart(alt.NamedData(name)).encode(x=x, color=colour)
         layers.append(
-            base.mark_rule(strokeWidth=layout.stroke * weight, opacity=0.55 if filled else 0.8)
+            base.transform_filter("isValid(datum.low) && isValid(datum.high)")
+            .mark_rule(strokeWidth=layout.stroke * weight, opacity=0.55 if filled else 0.8)
             .encode(y=y("low"), y2=alt.Y2("high:Q"))
         )  # fmt: skip
         layers.append(
-            base.mark_point(
+            base.transform_filter("isValid(datum.y)")
+            .mark_point(
                 size=layout.point * (1.6 if filled else 0.7),
                 filled=filled,
                 opacity=1,
                 strokeWidth=layout.stroke,
-            ).encode(y=y("y"))
+            )
+            .encode(y=y("y"))
         )
         for end, shape in (("up", "triangle-up"), ("down", "triangle-down")):
             if tables[name].get(end, pd.Series(dtype=float)).notna().any():
-                arrow = base.mark_point(
+                arrow = base.transform_filter(f"isValid(datum.{end})").mark_point(
                     shape=shape, size=layout.point * weight, filled=True, opacity=1
                 )
                 layers.append(arrow.encode(y=y(end)))
-    width = layout.panel_width(1) * (0.62 if layout.columns > 1 else 1)
+    width = layout.panel_width(1, 4) * (0.62 if layout.columns > 1 else 1)
     return sized(alt.layer(*layers), width, layout.panel_height), tables
 
 

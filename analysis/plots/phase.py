@@ -23,7 +23,7 @@ from analysis.plots.theme import (
 )
 
 
-def phase(curve: pd.DataFrame, gains: pd.DataFrame, layout: Layout = WIDE) -> Any:
+def phase_map(curve: pd.DataFrame, gains: pd.DataFrame, layout: Layout = WIDE) -> Any:
     """One map of stable seeds for each arm, one of the paired difference for each arm with
     QK-norm.
 
@@ -106,7 +106,6 @@ def _state_map(
         if legend
         else None,
     )
-    tile = base.mark_rect(stroke="#888888", strokeWidth=0.4, invalid=None)
     ink = alt.ColorValue(
         "#ffffff",
         condition=[
@@ -119,7 +118,7 @@ def _state_map(
         text=alt.Text("text:N"),
         color=ink,
     )
-    return alt.layer(tile.encode(x=x, x2=alt.X2("right:Q"), color=share), text)
+    return alt.layer(*_rectangles(base, x, share, "share"), text)
 
 
 def _gain_map(
@@ -139,13 +138,17 @@ def _gain_map(
         values=[-largest, 0, largest],
         format=".2~f",
     )
-    tile = base.mark_rect(stroke="#888888", strokeWidth=0.4, invalid=None)
     dot = base.mark_text(fontSize=layout.font, color="#000000").encode(
         x=log_x("lr", _sides(lrs).tolist(), x_title, room=0, grid=False), text=alt.Text("text:N")
     )
-    return alt.layer(
-        tile.encode(
-            x=x, x2=alt.X2("right:Q"), color=alt.Color("gain:Q", scale=scale, legend=legend)
-        ),
-        dot,
-    )
+    gain = alt.Color("gain:Q", scale=scale, legend=legend)
+    return alt.layer(*_rectangles(base, x, gain, "gain"), dot)
+
+
+def _rectangles(base: Any, x: alt.X, colour: alt.Color, field: str) -> list[Any]:
+    """Every tile's outline, and the colour of those that have a value."""
+    tiles = base.encode(x=x, x2=alt.X2("right:Q"))
+    return [
+        tiles.transform_filter(f"isValid(datum.{field})").mark_rect().encode(color=colour),
+        tiles.mark_rect(filled=False, stroke="#888888", strokeWidth=0.4),
+    ]

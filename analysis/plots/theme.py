@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -281,9 +282,10 @@ def styled(
     All of it is set in place: Altair copies and checks the whole chart at every method call.
     """
     font = layout.font
+    line = int(layout.width / (font * 0.57))  # mean width of a letter, in font sizes
     chart.title = alt.TitleParams(
         text=title,
-        subtitle=list(subtitle),
+        subtitle=[part for note in subtitle for part in textwrap.wrap(note, line)],
         anchor="start",
         fontSize=font * 1.15,
         subtitleFontSize=font,

@@ -20,6 +20,7 @@ from analysis.plots.theme import (
     WIDE,
     Layout,
     arm_colour,
+    arm_name,
     arm_order,
     cell_tooltip,
     dodged,
@@ -96,7 +97,7 @@ def lr_loss(
         )
         for i, depth in enumerate(depths)
     ]
-    beneath, tables, _ = sensitivity_panel(sensitivity, arms_summary, layout)
+    beneath, tables, lost = sensitivity_panel(sensitivity, arms_summary, layout)
     chart = panels([panels(charts, layout), beneath], layout, columns=1)
     tables |= {
         "cells": dodged(marks, arms, lrs),
@@ -105,7 +106,8 @@ def lr_loss(
     }
     title = "Final loss against learning rate"
     chart = selectable(chart, [f"cells_{depth}" for depth in depths])
-    return styled(chart, layout, tables, title, _notes(cells))
+    notes = [*_notes(cells), *_at_the_edge(arms_summary), *lost]
+    return styled(chart, layout, tables, title, notes)
 
 
 def _notes(cells: pd.DataFrame) -> list[str]:
@@ -125,6 +127,17 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     if above.any():
         notes.append(f"{int(above.sum())} non-finite or above the loss at init, drawn at it")
     return notes
+
+
+def _at_the_edge(arms: list[dict[str, Any]]) -> list[str]:
+    """The arms whose best learning rate is an end of the grid, so that it may lie beyond."""
+    names = [
+        f"{arm_name(arm['qk_norm'])} at depth {arm['depth']} ({sign} {arm['best_lr']:g})"
+        for arm in arms
+        for sign in [{"below": "≤", "above": "≥"}.get(arm["best_lr_censored"])]
+        if sign
+    ]
+    return [f"best LR at an end of the grid: {', '.join(names)}"] if names else []
 
 
 def _top(cells: pd.DataFrame, references: pd.DataFrame) -> float:
