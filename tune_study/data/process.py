@@ -36,7 +36,8 @@ class Table:
         total = sum(weights.values())
         self.texts = tuple(weights)
         self.logs = tuple(math.log(weight / total) for weight in weights.values())
-        self.bounds = tuple(w / total for w in itertools.accumulate(weights.values()))
+        # Where one option ends and the next begins; the last needs no end.
+        self.bounds = [w / total for w in itertools.accumulate(weights.values())][:-1]
         self.entropy = -sum(math.exp(log) * log for log in self.logs)
         for one, other in itertools.pairwise(sorted(self.texts)):
             if other.startswith(one):
@@ -44,7 +45,7 @@ class Table:
 
     def draw(self, uniform: float) -> int:
         """Index of the option that a uniform number of [0, 1) falls to."""
-        return min(bisect.bisect_right(self.bounds, uniform), len(self.texts) - 1)
+        return bisect.bisect_right(self.bounds, uniform)
 
     def find(self, text: str, start: int) -> int:
         """Index of the option that stands in `text` at `start`; -1 if none does."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from tune_study.data.process import Table, Teller, write
 
@@ -139,6 +140,12 @@ COMFORT = Table({"Do not cry": 3, "Do not worry": 3, "Do not be sad": 2})
 GIFT = Table({"a flower": 3, "a cookie": 3, "a feather": 1, "an apple": 2, "a hug": 2})
 PASTIME = Table({"sang a song": 3, "told a story": 3, "played a game": 2})
 EVENING = Table({"the sun went down": 3, "it was dark": 2, "dinner was ready": 1})
+ANSWER = Table({'"Yes': 3, '"No': 2})
+FRIENDSHIP = Table({"were best friends": 3, "shared all they had": 2})
+REPAIRED = Table({"as good as new": 3, "better than before": 1})
+EFFORT = Table({"pulled": 3, "ran home": 2})
+WEATHER = Table({"rain": 3, "snow": 1})
+FUN = Table({". They had so much fun.": 3, " again.": 1, ". It was a good day.": 2})
 ALWAYS = Table({"From that day on": 3, "After that": 2, "Ever since": 1})
 
 
@@ -196,10 +203,10 @@ class Scene:
     def lost(self) -> None:
         t, name = self.t, self.name
         t.say(f" the {self.thing_name} {self.thing.gone}. {name} looked ")
-        spots = list(self.place.spots)
-        spots.remove(t.branch(Table(spots)))
+        spots = self.place.spots
+        spots = _without(spots, t.branch(_any_of(spots)))
         t.say(" and ")
-        spots.remove(t.branch(Table(spots)))
+        spots = _without(spots, t.branch(_any_of(spots)))
         t.say(f", but it was not there. {self.capital_they} was ")
         t.word(SAD)
         t.say(". Then ")
@@ -207,7 +214,7 @@ class Scene:
         t.say(' came by. "')
         t.word(COMFORT)
         t.say(f'," said {friend}. "I will help you." {friend} looked ')
-        t.word(Table(spots))
+        t.word(_any_of(spots))
         t.say(f" and found {self.it}. {name} was ")
         t.word(GLAD)
         t.say(f'. "Thank you, {friend}!" {self.they} said. They played until ')
@@ -219,7 +226,7 @@ class Scene:
         t.say(f" {self.they} met ")
         friend = self._friend()
         t.say(f'. "Can I {self.thing.use} {self.it} too?" asked {friend}. ')
-        if t.branch(Table({'"Yes': 3, '"No': 2})) == '"Yes':
+        if t.branch(ANSWER) == '"Yes':
             t.say(f'," said {name}. So they took turns. {friend} gave {name} ')
             t.word(GIFT)
             t.say(". ")
@@ -230,7 +237,7 @@ class Scene:
             t.say(f"{self.they} said. Now they took turns. ")
         t.word(ALWAYS)
         t.say(f", {name} and {friend} ")
-        t.word(Table({"were best friends": 3, "shared all they had": 2}))
+        t.word(FRIENDSHIP)
         t.say(".")
 
     def broken(self) -> None:
@@ -242,7 +249,7 @@ class Scene:
         t.say('. "')
         t.word(COMFORT)
         t.say(f'," said {helper}. {HELPERS[helper]} {self.thing.mended}. Soon {self.it} was ')
-        t.word(Table({"as good as new": 3, "better than before": 1}))
+        t.word(REPAIRED)
         t.say(f". {name} gave {helper} ")
         t.word(GIFT)
         t.say(". ")
@@ -254,16 +261,15 @@ class Scene:
         t.say(f" {self.they} heard a cry. It was ")
         friend = self._friend()
         t.say(", stuck ")
-        spot = t.word(Table(self.place.spots))
+        spot = t.word(_any_of(self.place.spots))
         t.say(f'. "Please help me!" said {friend}. {name} ')
-        if t.branch(Table({"pulled": 3, "ran home": 2})) == "pulled":
+        if t.branch(EFFORT) == "pulled":
             t.say(" and pulled. ")
         else:
             t.say(f" to get {self.hero.their} ")
             t.word(HELPER)
             t.say(". They pulled together. ")
-        t.say("At last ")
-        t.say(f"{friend} was free. {friend} was ")
+        t.say(f"At last {friend} was free. {friend} was ")
         t.word(GLAD)
         t.say(f" and gave {name} ")
         t.word(GIFT)
@@ -272,24 +278,32 @@ class Scene:
     def caught_by_the_weather(self) -> None:
         t, name = self.t, self.name
         t.say(" it began to ")
-        rain = t.branch(Table({"rain": 3, "snow": 1})) == "rain"
-        t.say(
-            f". {self.capital_they} got {'wet' if rain else 'cold'}, and {self.it} too. {name} hid "
-        )
-        t.word(Table(self.place.spots))
+        rain = t.branch(WEATHER) == "rain"
+        t.say(f". {self.capital_they} got {'wet' if rain else 'cold'}, and {self.it} too. ")
+        t.say(f"{name} hid ")
+        t.word(_any_of(self.place.spots))
         t.say(". There sat ")
         friend = self._friend()
         t.say(f". {name} was not alone now. They ")
         t.word(PASTIME)
         t.say(f" until the {'sun came out' if rain else 'snow stopped'}. ")
         t.say(f"Then {friend} helped {name} to {self.thing.use} the {self.thing_name}")
-        t.word(Table({". They had so much fun.": 3, " again.": 1, ". It was a good day.": 2}))
+        t.word(FUN)
 
     def _friend(self) -> str:
         """Introduces an animal of the place; returns the name given to it."""
         self.t.word(self.place.animals)
         self.t.say(" named ")
         return self.t.word(FRIENDS)
+
+
+@cache
+def _any_of(options: tuple[str, ...]) -> Table:
+    return Table(options)
+
+
+def _without(options: tuple[str, ...], taken: str) -> tuple[str, ...]:
+    return tuple(option for option in options if option != taken)
 
 
 PLOT_OF = {
