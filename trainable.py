@@ -64,7 +64,7 @@ class GPTTrainable(tune.Trainable):
         torch.save(self.trainer.state_dict(), Path(checkpoint_dir) / CHECKPOINT_FILE)
         self.saved_at = time.monotonic()
 
-    def load_checkpoint(self, checkpoint: str) -> None:
+    def load_checkpoint(self, checkpoint: Any) -> None:
         """Goes on from a checkpoint folder."""
         path = Path(checkpoint) / CHECKPOINT_FILE
         self.trainer.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))

@@ -13,5 +13,5 @@ STUDY = PILOT.replace(
         val_windows=32,
         data=DataConfig(vocab_size=300, train_documents=2_000, validation_documents=300),
     ),
-    axes={"lr": (1e-3, 1e-2, 1.0), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "seed": (0, 1)},
+    axes={"lr": (1e-2, 1e-1, 1.0), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "seed": (0, 1)},
 )

@@ -58,5 +58,5 @@ class FinishedCheckpoints(Callback):
         ran_out = row.get("step") == trial.config["cell"]["steps"]
         if ran_out or row.get("verdict/state"):
             earlier = [Path(path) for path in trial.config["cell"]["checkpoints"]]
-            for folder in [*earlier, *Path(trial.local_path).glob("checkpoint_*")]:
+            for folder in [*earlier, *Path(str(trial.local_path)).glob("checkpoint_*")]:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -49,7 +49,9 @@ QkNorm = Annotated[str | None, typer.Option(help="Arms, such as off,rmsnorm.")]
 Seed = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Changes the base config, such as steps=200 or data.vocab_size=1024."),
+    typer.Option(
+        "--set", help="Changes the base config, such as steps=200 or data.vocab_size=1024."
+    ),
 ]
 
 DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
@@ -147,7 +149,8 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
     for line in plan.damage:
         print(f"damaged: {line}", file=sys.stderr)
     steps = sum(
-        cell.config.steps - max((row["step"] for row in cell.record.history(cell.config)), default=0)
+        cell.config.steps
+        - max((row["step"] for row in cell.record.history(cell.config)), default=0)
         for cell in plan.todo
     )
     progress = Progress(len(study), plan.done, steps)
@@ -174,9 +177,9 @@ def _report(folder: StudyFolder, study: Study) -> None:
 
 
 def _print_summary(results: Results) -> None:
-    from analysis.summary import headline
+    from analysis.text import lines
 
-    for line in headline(results):
+    for line in lines(results):
         print(line)
 
 
@@ -190,9 +193,13 @@ def _changed(
     for setting in settings or []:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise ConfigError(f"--set {setting}: has no value. Give FIELD=VALUE, such as steps=200.")
+            raise ConfigError(
+                f"--set {setting}: has no value. Give FIELD=VALUE, such as steps=200."
+            )
         if key in AXES:
-            raise ConfigError(f"--set {setting}: is an axis. Give --{key.replace('_', '-')} {text}.")
+            raise ConfigError(
+                f"--set {setting}: is an axis. Give --{key.replace('_', '-')} {text}."
+            )
         inside, field = changes, key
         for outer in key.split(".")[:-1]:
             inside, field = inside.setdefault(outer, {}), key.rpartition(".")[2]

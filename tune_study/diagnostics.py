@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tune_study.model import GPT
+from tune_study.model import GPT, Block
 
 
 @torch.no_grad()
@@ -28,6 +28,7 @@ def probe(model: GPT, ids_BT: Tensor) -> dict[str, Tensor]:
     per_layer: dict[str, list[Tensor]] = {}
     x_BTC = model.embed(ids_BT)
     for i, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
         q_BHTD, k_BHTD, _ = block.attention.project(block.attention_norm(x_BTC))
         logits_BHTT = attention_logits(q_BHTD.float(), k_BHTD.float())
         entropy_BHT = attention_entropy(logits_BHTT)

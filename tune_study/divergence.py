@@ -56,7 +56,9 @@ def diverged(history: Iterable[Row], criterion: Criterion, warmup_steps: int) ->
             step = row["nonfinite_step"]
             return Verdict("diverged", f"loss or gradient not finite at step {step}", step)
         if row["val/loss"] is None:
-            return Verdict("diverged", f"validation loss not finite at step {row['step']}", row["step"])
+            return Verdict(
+                "diverged", f"validation loss not finite at step {row['step']}", row["step"]
+            )
         signal = _bad_report(row, criterion) if row["step"] > warmup_steps else ""
         in_a_row = in_a_row + 1 if signal else 0
         if in_a_row >= criterion.patience:

@@ -43,7 +43,7 @@ class Progress(Callback):
         # Tune pickles its callbacks with the experiment; a terminal is not part of that.
         return {k: v for k, v in self.__dict__.items() if k not in {"console", "_live"}}
 
-    def setup(self, **info: Any) -> None:
+    def setup(self, *args: Any, **info: Any) -> None:
         """Begins to show, when Tune does."""
         self.started = time.monotonic()
         if self.console.is_terminal:

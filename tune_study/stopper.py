@@ -43,7 +43,9 @@ class DivergenceStopper(tune.Stopper):
         rows[result["step"]] = result
         if not self.criterion.stop:
             return False
-        warmup = self.warmup_steps if isinstance(self.warmup_steps, int) else self.warmup_steps[cell]
+        warmup = (
+            self.warmup_steps if isinstance(self.warmup_steps, int) else self.warmup_steps[cell]
+        )
         verdict = diverged(rows.values(), self.criterion, warmup)
         if verdict is None:
             return False

@@ -1,8 +1,8 @@
 """A study's folder: where things lie, what it promised to be, and who is at work in it.
 
-    <runs>/<study>/study.json   the study as it was first started, and on what
-    <runs>/<study>/tune/        Tune's experiments, one a start: sweep-001, sweep-002, ...
-    <runs>/<study>/report/      made from them
+<runs>/<study>/study.json   the study as it was first started, and on what
+<runs>/<study>/tune/        Tune's experiments, one a start: sweep-001, sweep-002, ...
+<runs>/<study>/report/      made from them
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def versions() -> dict[str, str]:
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys; `axes`, a list of pairs, counts as one."""
     if prefix == "axes":
-        value = {name: values for name, values in value}
+        value = dict(value)
     if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}

@@ -7,6 +7,7 @@ checkpoint. Tune's own restore is not used: it ignores a changed grid, and repea
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ os.environ.update(
         "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # only the logs that somebody reads
         "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours ends the sweep in order
+        "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0, no output but ours
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray 2.60 asks for a choice, or warns
     }
@@ -100,7 +102,6 @@ def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outco
         progress: a tune.Callback that shows what happens.
     """
     # Ray takes seconds to import; nothing above needs it.
-    import ray
     from ray import tune
 
     from trainable import GPTTrainable
@@ -111,7 +112,7 @@ def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outco
     cpus = study.base.threads if study.base.device == "cpu" else 1
     gpus = 1 if study.base.device == "cuda" else 0
     # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
-    resources = {"cpu": cpus, "gpu": gpus, "trial_slot": 1}
+    resources: dict[str, float] = {"cpu": cpus, "gpu": gpus, "trial_slot": 1}
     stopper = DivergenceStopper(
         study.criterion,
         {cell.label: cell.config.warmup_steps for cell in plan.todo},
@@ -178,9 +179,11 @@ def _ray(cpus: int, gpus: int, slots: int) -> Iterator[None]:
         resources={"trial_slot": slots},
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         object_store_memory=128 * 2**20,  # trials exchange rows, not tensors
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}},
+        runtime_env={
+            "env_vars": {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+        },
     )
     try:
         yield

@@ -37,8 +37,11 @@ EVAL_TOKENS = 4096
 class Tokens(Protocol):
     """What the trainer needs of a prepared corpus."""
 
-    train: np.ndarray
-    validation: np.ndarray
+    @property
+    def train(self) -> np.ndarray: ...
+
+    @property
+    def validation(self) -> np.ndarray: ...
 
     @property
     def vocab_size(self) -> int: ...
@@ -168,7 +171,7 @@ class Trainer:
             first = ~finite & (self.nonfinite_step < 0)
             self.nonfinite_step = torch.where(first, float(self.step + 1), self.nonfinite_step)
             # Fused AdamW skips its update on the device where found_inf is 1.
-            self.optimizer.found_inf = (self.nonfinite_step >= 0).float()
+            self.optimizer.found_inf = (self.nonfinite_step >= 0).float()  # type: ignore[attr-defined]
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.lr * schedule(self.config, self.step)
             self.optimizer.step()

@@ -1,0 +1,39 @@
+"""What a study shows, in lines for a terminal."""
+
+from __future__ import annotations
+
+from analysis.load import Results
+from analysis.summary import best_lr_text, edge_text, interval_text, summarise
+
+
+def lines(results: Results) -> list[str]:
+    """Counts, one line an arm, and the verdicts; damage and alarms last."""
+    summary = summarise(results)
+    cells = summary["cells"]
+    states = ", ".join(
+        f"{cells[state]} {state}"
+        for state in ("stable", "failed", "diverged", "errored", "missing")
+        if cells[state]
+    )
+    progress = "complete" if summary["complete"] else "incomplete"
+    running = ", running now" if summary["running"] else ""
+    text = [
+        f"{summary['study']}: {progress}{running}, "
+        f"{cells['found']} of {cells['expected']} cells: {states}."
+    ]
+    for arm in summary["arms"]:
+        sensitivity = arm["lr_sensitivity"]
+        value = "unknown" if sensitivity["value"] is None else f"{sensitivity['value']:.2f}"
+        interval = interval_text(sensitivity["low"], sensitivity["high"])
+        loss = "unknown" if arm["best_loss"] is None else f"{arm['best_loss']:.3f}"
+        text.append(
+            f"  depth {arm['depth']:<2} {arm['qk_norm']:<9} "
+            f"max stable LR {edge_text(arm['max_stable_lr']):<9} "
+            f"LR sensitivity {value} {interval:<15} "
+            f"best loss {loss} at LR {best_lr_text(arm)}"
+        )
+    text += [f"  {verdict['sentence']}" for verdict in summary["verdicts"]]
+    if summary["leak_alarm"]:
+        text.append("ALARM: a cell ended below the entropy of the corpus; the data leaks.")
+    text += [f"damaged: {line}" for line in summary["damage"]]
+    return text

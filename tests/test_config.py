@@ -1,0 +1,115 @@
+"""Configuration: what is refused, how, and that a Study is exactly its product of axes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import search_spaces
+from tune_study.config import ConfigError, Criterion, DataConfig, Study, TrialConfig, log_grid
+
+AXES = {"lr": (1e-3, 1e-2), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "seed": (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [
+        (lambda: TrialConfig(lr=-1), ["lr = -1", "greater than 0", "such as 1e-3"]),
+        (lambda: TrialConfig(lr=float("nan")), ["lr = nan", "finite"]),
+        (lambda: TrialConfig(lr="fast"), ["lr = 'fast'", "number"]),
+        (lambda: TrialConfig(heads=3), ["heads = 3", "divisor of 32"]),
+        (lambda: TrialConfig(qk_norm="on"), ["qk_norm = 'on'", "'rmsnorm'"]),
+        (lambda: TrialConfig(warmup_steps=400), ["warmup_steps = 400", "at most 399"]),
+        (lambda: TrialConfig(report_every=401), ["report_every = 401", "at most 400"]),
+        (lambda: TrialConfig(momentum=1), ["momentum", "not a setting", "beta1"]),
+        (lambda: TrialConfig(data={"vocab_size": 3}), ["data.vocab_size = 3", "257"]),
+        (lambda: Study(name="a/b", axes=AXES), ["name = 'a/b'", "letters"]),
+        (lambda: Study(name="a", axes=AXES | {"lr": ()}), ["axes.lr", "no values"]),
+        (lambda: Study(name="a", axes=AXES | {"lr": ("1e-2", 0.01)}), ["axes.lr", "twice"]),
+        (lambda: Study(name="a", axes=AXES | {"lr": (0,)}), ["axes.lr = 0", "greater than 0"]),
+        (lambda: Study(name="a", axes=AXES | {"size": (1,)}), ["axes.size", "not a setting"]),
+        (lambda: Study(name="a", axes={"lr": (1,)}), ["depth", "no values"]),
+        (lambda: log_grid(1e-3, 2e-2, 4), ["log_grid", "5.20 steps"]),
+        (lambda: search_spaces.get("pilt"), ["study = 'pilt'", "pilot"]),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_field_value_and_remedy(build, parts):
+    with pytest.raises(ConfigError) as error:
+        build()
+    message = str(error.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_configs_cannot_be_changed():
+    with pytest.raises(Exception, match="frozen"):
+        TrialConfig().lr = 1.0
+    assert hash(Study(name="a", axes=AXES)) == hash(Study(name="a", axes=AXES))
+
+
+def test_a_study_is_the_product_of_its_axes_seed_by_seed():
+    study = Study(name="a", axes=AXES)
+    cells = list(study.cells())
+    assert len(study) == len(cells) == len(set(cells)) == 2 * 2 * 2 * 3
+    assert [cell.seed for cell in cells] == [0] * 8 + [1] * 8 + [2] * 8
+    assert len({cell.label for cell in cells}) == 24
+
+
+def test_axes_given_as_text_become_the_type_of_their_field():
+    study = Study(name="a", axes=AXES | {"lr": ("1e-3", "3e-5"), "depth": ("4",)})
+    assert study.axis("lr") == (1e-3, 3e-5)
+    assert study.axis("depth") == (4,)
+    assert {cell.label.split("-lr")[1][:9] for cell in study.cells()} == {"1.000e-03", "3.000e-05"}
+
+
+def test_a_study_survives_json():
+    study = search_spaces.get("pilot")
+    assert Study(**json.loads(study.model_dump_json())) == study
+
+
+def test_named_studies_are_what_the_readme_says():
+    pilot = search_spaces.get("pilot")
+    assert len(pilot) == 13 * 3 * 2 * 3
+    assert pilot.axis("lr")[0] == 1e-3
+    assert pilot.axis("lr")[-1] == 1.0
+    tinystories = search_spaces.get("tinystories")
+    assert (tinystories.base.width, tinystories.base.context) == (320, 256)
+    assert len(tinystories) == 13 * 3 * 2 * 3
+    assert tinystories.axis("lr")[-1] == 0.3
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(st.integers(-5, 1), st.integers(1, 4), st.sampled_from([1, 2, 4, 8, 16]))
+def test_log_grid_is_distinct_sorted_and_keeps_its_ends(exponent, decades, per_decade):
+    low, high = 10.0**exponent, 10.0 ** (exponent + decades)
+    grid = log_grid(low, high, per_decade)
+    assert len(grid) == decades * per_decade + 1
+    assert list(grid) == sorted(set(grid))
+    assert grid[0] == pytest.approx(low)
+    assert grid[-1] == pytest.approx(high)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.dictionaries(st.sampled_from(["lr", "depth", "steps", "eps", "seed"]), st.floats()))
+def test_any_numbers_build_a_config_or_one_line(values):
+    try:
+        config = TrialConfig(**values)
+    except ConfigError as error:
+        one_line = str(error).count("\n") == 0
+    else:
+        one_line = TrialConfig(**config.model_dump()) == config
+    assert one_line
+
+
+def test_data_settings_without_effect_are_refused():
+    with pytest.raises(ConfigError, match="has no effect"):
+        DataConfig(corpus="synthetic", train="stories.txt")
+
+
+def test_criterion_rejects_a_margin_outside_0_1():
+    with pytest.raises(ConfigError, match=r"failed_margin = 1\.5"):
+        Criterion(failed_margin=1.5)

@@ -1,0 +1,124 @@
+"""Trial folders as Tune leaves them, whole and damaged, read back as histories."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tune_study import records
+from tune_study.config import Criterion, TrialConfig
+
+CONFIG = TrialConfig(steps=10, warmup_steps=2, report_every=4)  # reports at 4, 8, 10
+
+
+def row(step, loss=2.0, resumed=0):
+    return {
+        "step": step,
+        "val/loss": loss,
+        "val/loss_init": 6.0,
+        "train/loss_ema": loss,
+        "attn/max_logit": 1.0,
+        "nonfinite_step": None,
+        "resumed_step": resumed,
+    }
+
+
+def trial(experiments, experiment, rows, label="a", identity="id", error=None, checkpoints=()):
+    folder = experiments / experiment / label
+    folder.mkdir(parents=True)
+    (folder / "params.json").write_text(json.dumps({"cell": {"label": label, "identity": identity}}))
+    (folder / "result.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    for number in checkpoints:
+        (folder / f"checkpoint_{number:06d}").mkdir()
+        (folder / f"checkpoint_{number:06d}" / records.CHECKPOINT_FILE).touch()
+    if error:
+        (folder / "error.txt").write_text(error)
+    return folder
+
+
+def steps(record):
+    return [r["step"] for r in record.history(CONFIG)]
+
+
+def test_report_steps_end_with_the_last_step():
+    assert list(records.report_steps(CONFIG)) == [4, 8, 10]
+    assert list(records.report_steps(CONFIG.replace(report_every=5))) == [5, 10]
+
+
+def test_a_whole_history(tmp_path):
+    trial(tmp_path, "sweep-001", [row(4), row(8), row(10)])
+    found, damage = records.read(tmp_path)
+    assert steps(found["id"]) == [4, 8, 10]
+    assert damage == []
+    assert records.ended(found["id"].history(CONFIG), CONFIG, Criterion()).state == "stable"
+
+
+def test_a_resumed_cell_is_one_history_without_repeats(tmp_path):
+    trial(tmp_path, "sweep-001", [row(4, 3.0), row(8, 9.9)], checkpoints=[0])
+    trial(tmp_path, "sweep-002", [row(8, 2.5, resumed=4), row(10, 2.0, resumed=4)])
+    found, _ = records.read(tmp_path)
+    history = found["id"].history(CONFIG)
+    assert [(r["step"], r["val/loss"]) for r in history] == [(4, 3.0), (8, 2.5), (10, 2.0)]
+
+
+def test_an_attempt_that_resumed_earlier_drops_what_came_after(tmp_path):
+    trial(tmp_path, "sweep-001", [row(4), row(8)])
+    trial(tmp_path, "sweep-002", [row(4, 3.3)])  # started afresh, and was cut off
+    found, _ = records.read(tmp_path)
+    assert [(r["step"], r["val/loss"]) for r in found["id"].history(CONFIG)] == [(4, 3.3)]
+
+
+def test_ten_and_more_experiments_stay_in_order(tmp_path):
+    trial(tmp_path, "sweep-002", [row(4, 1.0)])
+    trial(tmp_path, "sweep-010", [row(4, 2.0)])
+    found, _ = records.read(tmp_path)
+    assert found["id"].history(CONFIG)[0]["val/loss"] == 2.0
+
+
+def test_torn_lines_are_named_and_leave_a_gap_not_a_shorter_run(tmp_path):
+    folder = trial(tmp_path, "sweep-001", [row(4), row(8), row(10)])
+    lines = (folder / "result.json").read_text().splitlines()
+    lines[1] = lines[1][:-10]
+    (folder / "result.json").write_text("\n".join(lines) + "\n")
+    found, damage = records.read(tmp_path)
+    assert steps(found["id"]) == [4]  # what lies behind the gap is not used
+    assert records.ended(found["id"].history(CONFIG), CONFIG, Criterion()) is None
+    assert damage == ["sweep-001/a: line 2 of result.json is torn; it is not used"]
+
+
+def test_missing_result_file_is_a_cell_that_never_reported(tmp_path):
+    folder = trial(tmp_path, "sweep-001", [])
+    (folder / "result.json").unlink()
+    found, damage = records.read(tmp_path)
+    assert steps(found["id"]) == []
+    assert damage == []
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"cell": {}}'])
+def test_a_folder_that_names_no_cell_is_named(tmp_path, content):
+    folder = trial(tmp_path, "sweep-001", [row(4)])
+    if content is None:
+        (folder / "params.json").unlink()
+    else:
+        (folder / "params.json").write_text(content)
+    found, damage = records.read(tmp_path)
+    assert found == {}
+    assert len(damage) == 1
+    assert "sweep-001/a: params.json" in damage[0]
+
+
+def test_errors_and_checkpoints_newest_first(tmp_path):
+    trial(tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1])
+    trial(tmp_path, "sweep-002", [row(8, resumed=4)], checkpoints=[0])
+    found, _ = records.read(tmp_path)
+    assert found["id"].errors == ["ValueError: no"]
+    assert [f"{p.parent.parent.name}/{p.name}" for p in found["id"].checkpoints()] == [
+        "sweep-002/checkpoint_000000",
+        "sweep-001/checkpoint_000001",
+        "sweep-001/checkpoint_000000",
+    ]
+
+
+def test_nothing_there_is_nothing_found(tmp_path):
+    assert records.read(tmp_path / "tune") == ({}, [])
