@@ -258,7 +258,7 @@ def test_damage_is_refused(small: Path, tmp_path: Path) -> None:
     (folder / "train.bin").write_bytes(train)
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text[:-40])
-    with pytest.raises(ConfigError, match=r"manifest\.json: is missing or damaged"):
+    with pytest.raises(ConfigError, match=r"manifest\.json is missing, damaged.*prepare STUDY"):
         open_tokens(SMALL, root)
     content = json.loads(text) | {"format": 0}
     (folder / "manifest.json").write_text(json.dumps(content))

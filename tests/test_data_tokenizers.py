@@ -29,8 +29,11 @@ needs_gpt2 = pytest.mark.skipif(
 )
 bounded = settings(max_examples=300, deadline=None, derandomize=True)
 
-STORIES = [text for text, _ in islice(stories(0, "train"), 500)]
+# White space in all orders, so that merges of it exist and a wrong cut shows.
+SPACES = [f"a{one}{two}{three}b" for one in " \n\t" for two in " \n\t" for three in " \n\t"]
+STORIES = [text for text, _ in islice(stories(0, "train"), 500)] + 1000 * SPACES
 BPE = train_bpe(iter(STORIES), 400)
+assert {b"  ", b"\n "} <= set(BPE.pieces)
 
 # Text of white space, letters, digits, marks and whatever else, dense in what is special.
 SPECIAL = st.text(st.sampled_from("ab Z'st\n\r\t 12.,!é世😀\u0345\u2028\u3000\xa0\x85\x1c"))
@@ -66,6 +69,7 @@ def test_round_trip_gpt2(gpt2: Tokenizer, text: str) -> None:
 
 @bounded
 @given(st.lists(TEXT))
+@example(["a\n \nb", "a   b"])
 @example(["a  b", "a \nb", " a", "a ", "", " ", "a b", "a's b"])
 def test_encoding_by_cells_is_encoding_whole(texts: list[str]) -> None:
     whole = [i for text in texts for i in [*BPE.encoding.encode_ordinary(text), BPE.end_of_text]]

@@ -138,9 +138,9 @@ def open_tokens(
     """
     root = Path(root).expanduser().resolve()
     folder = _find(config, root, checksum)
-    manifest = Manifest.read(folder)
     if fault := _fault(folder, verify):
         raise ConfigError(f"{folder}: {fault} {REMEDY}")
+    manifest = Manifest.read(folder)
     maps = {s: np.memmap(folder / TOKENS[s], dtype=manifest.dtype, mode="r") for s in SPLITS}
     return Tokens(maps["train"], maps["validation"], manifest, folder)
 
