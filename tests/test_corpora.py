@@ -1,6 +1,7 @@
 """Readers of text: documents, repairs, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tune_study.config import ConfigError, DataConfig
-from tune_study.data import corpora
+from tune_study.data import corpora, open_tokens, prepare
 from tune_study.data.corpora import local_files, open_corpus, read_documents
 from tune_study.data.text import Found, clean, fingerprint
 
@@ -222,6 +223,23 @@ def test_any_hosted_data_set(hub: FakeHub) -> None:
         list(open_corpus(DataConfig(**settings, train_split="test")).documents("train"))
     with pytest.raises(ConfigError, match="no text column 'story'"):
         list(open_corpus(DataConfig(**settings, column="story")).documents("train"))
+
+
+def test_after_preparation_the_hub_is_not_asked_again(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DataConfig(corpus="tinystories", tokenizer="bytes")
+    folder = prepare(config, tmp_path / "root", lambda line: None)
+    assert folder.name.startswith("tinystories-bytes-")
+    monkeypatch.setattr("datasets.load_dataset", pytest.fail)
+    assert prepare(config, tmp_path / "root", lambda line: None) == folder
+    tokens = open_tokens(config, tmp_path / "root")
+    assert tokens.tokenizer.decode(tokens.train) == "onetwo\n"
+    assert tokens.manifest.train.empty == 1
+    assert tokens.manifest.settings["revision"] == "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
+    # Brought over to a machine without a network, the folder is found as it is.
+    shutil.copytree(folder, tmp_path / "elsewhere" / folder.name)
+    assert open_tokens(config, tmp_path / "elsewhere").folder.name == folder.name
 
 
 def test_without_a_network_one_line_says_what_to_do(

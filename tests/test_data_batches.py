@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tune_study.config import ConfigError
 from tune_study.data import Batches, validation_windows
+from tune_study.data.tokenizers import byte_tokenizer
 
 COUNT = np.arange(1000, dtype=np.uint16)  # token i is i: a window shows where it was cut
 bounded = settings(max_examples=100, deadline=None, derandomize=True)
@@ -64,6 +65,28 @@ def test_windows_lie_inside_the_split_and_reach_every_token(
     drawn = Batches(tokens, seed, 64, context).range(0, 30)
     assert (np.diff(drawn, axis=-1) == 1).all()  # 1,920 draws of at most 59 starts
     assert np.array_equal(np.unique(drawn), tokens)
+
+
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=12)
+
+
+@bounded
+@given(train=LENGTHS, validation=LENGTHS, context=st.integers(1, 8))
+def test_no_window_crosses_a_split_whatever_the_documents(
+    train: list[int], validation: list[int], context: int
+) -> None:
+    tokenizer = byte_tokenizer()
+    one = tokenizer.encode_documents(["a" * length for length in train])
+    other = tokenizer.encode_documents(["b" * length for length in validation])
+    stream = bytes(np.where(one == 256, 0, one).astype(np.uint8))
+    if len(one) > context:
+        for window in Batches(one, seed=0, windows=8, context=context).range(0, 4).reshape(32, -1):
+            assert bytes(np.where(window == 256, 0, window).astype(np.uint8)) in stream
+    if len(other) > context:
+        held_out = validation_windows(other, len(other) // (context + 1), context)
+        assert set(held_out.ravel()) <= {ord("b"), 256}
+        # As many as fit leave out fewer tokens than one window has.
+        assert len(other) - held_out.size <= context
 
 
 def test_starts_are_uniform() -> None:
