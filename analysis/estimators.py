@@ -871,15 +871,16 @@ def arm_summary(
     count = counts(cells, ARM_KEYS).set_index(ARM_KEYS)
     result: list[dict[str, Any]] = []
     for (depth, arm), at in groups(grid.keys, ARM_KEYS):
+        counted: Any = count.loc[(depth, arm)]
         whole = grid.stable[at].all(axis=0) & np.isfinite(grid.loss[at]).all(axis=0)
         mean = np.where(whole, grid.loss[at].mean(axis=0), np.inf)
-        best, loss, censored = _best(grid.lr, mean, ~grid.unknown[at].any(axis=0))
+        best, loss, censored = _best(grid.lr, mean, _none(grid.unknown[at].T))
         result.append(
             {
                 "depth": int(depth),
                 "qk_norm": str(arm),
                 "n_seeds": len(at),
-                **{name: int(count.at[(depth, arm), name]) for name in count.columns},
+                **{name: int(counted[name]) for name in count.columns},
                 "best_lr": _number(float(best)),
                 "best_lr_censored": str(censored),
                 "best_loss": _number(float(loss)),

@@ -18,8 +18,8 @@ keeps the chance of a false contradiction below 5 % however many parts there are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -181,15 +181,96 @@ def judge(cells: pd.DataFrame, margins: Margins, level: float = LEVEL) -> list[V
             grid is not log-spaced.
     """
     estimators.require_uniform(cells)
-    verdicts = []
-    for arm in estimators.arms(cells):
-        parts = {
-            "H1": low_and_high(cells, arm, margins),
-            "H2": stability(cells, arm, margins),
-            "H3": depth_trend(cells, arm, margins),
-        }
-        verdicts += [_conclude(name, arm, own, margins, level) for name, own in parts.items()]
-    return verdicts
+    return [
+        verdict
+        for arm in estimators.arms(cells)
+        for verdict in judge_evidence(gather(cells, arm, margins), margins, level)
+    ]
+
+
+def judge_evidence(evidence: Evidence, margins: Margins, level: float = LEVEL) -> list[Verdict]:
+    """H1, H2 and H3 on what `gather` has gathered, or on some of its seeds."""
+    measured = {
+        "H1": _low_and_high(evidence, margins),
+        "H2": _stability(evidence, margins),
+        "H3": _depth_trend(evidence, margins),
+    }
+    return [_conclude(name, evidence.arm, own, margins, level) for name, own in measured.items()]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdicts on one arm rest on: a row for each (depth, seed) run in both arms.
+
+    Attributes:
+        arm: the arm off is compared with.
+        step: step of the LR grid in decades.
+        lr: the grid, shape (L,).
+        depth, seed: shape (G,).
+        gain: loss(off) - loss(on), each at most the loss at init, NaN if unknown, shape (G, L).
+        off_best: off's best LR, shape (G,).
+        ratio: bin of log10 maximum stable LR, on minus off, shape (G, 2).
+        drop: LR sensitivity, off minus on, shape (G,).
+        threshold: bin of log10 necessity threshold, shape (G, 2).
+    """
+
+    arm: str
+    step: float
+    lr: Array
+    depth: NDArray[np.int64]
+    seed: NDArray[np.int64]
+    gain: Array
+    off_best: Array
+    ratio: Array
+    drop: Array
+    threshold: Array
+
+    def of_seeds(self, seeds: Iterable[int]) -> Evidence:
+        """The same for some of the seeds."""
+        at = np.isin(self.seed, list(seeds))
+        rows = ("depth", "seed", "gain", "off_best", "ratio", "drop", "threshold")
+        return replace(self, **{name: getattr(self, name)[at] for name in rows})
+
+    def at_depth(self, depth: int) -> Evidence:
+        """The same for one depth."""
+        at = self.depth == depth
+        rows = ("depth", "seed", "gain", "off_best", "ratio", "drop", "threshold")
+        return replace(self, **{name: getattr(self, name)[at] for name in rows})
+
+
+def gather(cells: pd.DataFrame, arm: str, margins: Margins) -> Evidence:
+    """Everything the verdicts on one arm need of the cells, seed by seed."""
+    both = estimators.pairs(cells, arm)
+    keys = ["depth", "seed"]
+
+    def paired(table: pd.DataFrame, columns: list[str]) -> tuple[Array, Array]:
+        off, on = (
+            both.keys.merge(table.loc[table["qk_norm"] == name, [*keys, *columns]], on=keys)
+            for name in (estimators.OFF, arm)
+        )
+        return off[columns].to_numpy(float), on[columns].to_numpy(float)
+
+    off_edge, on_edge = paired(estimators.max_stable_lr(cells), ["low", "high"])
+    off_sensitivity, on_sensitivity = paired(
+        estimators.lr_sensitivity(cells, margins.lr_range), ["value"]
+    )
+    off_best, _ = paired(estimators.best_lr(cells), ["value"])
+    _, threshold = paired(estimators.necessity_by_seed(cells, margins.necessity), ["low", "high"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.log10(on_edge) - np.log10(off_edge[:, ::-1])
+        log_threshold = np.log10(threshold)
+    return Evidence(
+        arm=arm,
+        step=both.off.step,
+        lr=both.lr,
+        depth=both.keys["depth"].to_numpy(),
+        seed=both.keys["seed"].to_numpy(),
+        gain=both.gain,
+        off_best=off_best[:, 0],
+        ratio=ratio,
+        drop=(off_sensitivity - on_sensitivity)[:, 0],
+        threshold=log_threshold,
+    )
 
 
 # ------------------------------------------------------------------- the parts
@@ -213,63 +294,51 @@ class Measured:
     note: str = ""
 
 
-def low_and_high(cells: pd.DataFrame, arm: str, margins: Margins) -> list[Measured]:
-    """H1's parts, two a depth: the mean paired gain at low and at high learning rates.
+def mean_gains(evidence: Evidence) -> Iterator[tuple[int, str, Array]]:
+    """Each seed's mean gain at low, then at high learning rates, depth by depth.
 
-    The gain of a seed is loss(off) - loss(on), each at most the loss at init, averaged over
-    the grid's learning rates up to off's best one (low: equivalence) and above it (high:
-    superiority). Off's best LR is the median over seeds.
+    Low are the grid's learning rates up to off's best one, the median over seeds; high are
+    those above it. Without any learning rate there, the gains are NaN.
     """
-    both = estimators.pairs(cells, arm)
-    gain = both.gain
-    best = estimators.best_lr(cells)
-    best = best[best["qk_norm"] == estimators.OFF]
-    parts = []
-    for depth, at in estimators.groups(both.keys, "depth"):
-        known = np.sort(best.loc[best["depth"] == depth, "value"].dropna().to_numpy())
-        split = known[(len(known) - 1) // 2] if len(known) else np.nan
-        for name, region, above, below in (
-            (
-                "mean gain up to off's best LR",
-                both.lr <= split,
-                -margins.equivalence,
-                margins.equivalence,
-            ),
-            ("mean gain above off's best LR", both.lr > split, margins.superiority, np.inf),
-        ):
-            values = gain[at][:, region].mean(axis=1) if region.any() else np.full(len(at), np.nan)
-            note = "" if region.any() else "no learning rate there"
-            parts.append(_of_values(name, int(depth), "nats", above, below, values, note))
-    return parts
+    for depth in np.unique(evidence.depth):
+        at = evidence.at_depth(depth)
+        best = np.sort(at.off_best[~np.isnan(at.off_best)])
+        split = best[(len(best) - 1) // 2] if len(best) else np.nan
+        for side, region in (("up to", at.lr <= split), ("above", at.lr > split)):
+            some = region.any()
+            gain = at.gain[:, region].mean(axis=1) if some else np.full(len(at.gain), np.nan)
+            yield int(depth), side, gain
 
 
-def stability(cells: pd.DataFrame, arm: str, margins: Margins) -> list[Measured]:
+def _low_and_high(evidence: Evidence, margins: Margins) -> list[Measured]:
+    """H1's parts, two a depth: equivalence at low, superiority at high learning rates."""
+    regions = {
+        "up to": (-margins.equivalence, margins.equivalence),
+        "above": (margins.superiority, np.inf),
+    }
+    return [
+        _of_values(f"mean gain {side} off's best LR", depth, "nats", *regions[side], gain)
+        for depth, side, gain in mean_gains(evidence)
+    ]
+
+
+def _stability(evidence: Evidence, margins: Margins) -> list[Measured]:
     """H2's parts, two a depth: ratio of maximum stable LRs, and drop of LR sensitivity."""
-    edge = _paired(estimators.max_stable_lr(cells), arm, ["low", "high"])
-    sensitivity = _paired(estimators.lr_sensitivity(cells, margins.lr_range), arm, ["value"])
-    step = estimators.curves(cells).step
     parts = []
-    for depth, at in estimators.groups(edge, "depth"):
-        rows = edge.loc[at]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            low = np.log10(rows["low_on"].to_numpy()) - np.log10(rows["high_off"].to_numpy())
-            high = np.log10(rows["high_on"].to_numpy()) - np.log10(rows["low_off"].to_numpy())
+    for depth in np.unique(evidence.depth):
+        at = evidence.at_depth(depth)
         parts.append(
             _of_bins(
                 "ratio of maximum stable LRs, on / off",
                 int(depth),
                 "x",
-                np.log10(margins.stable_lr_ratio),
-                np.inf,
-                low,
-                high,
-                2 * step,
-                step,
+                (np.log10(margins.stable_lr_ratio), np.inf),
+                at.ratio,
+                2 * at.step,
+                at.step,
                 lambda x: float(10**x),
             )
         )
-        paired = sensitivity[sensitivity["depth"] == depth]
-        values = (paired["value_off"] - paired["value_on"]).to_numpy()
         parts.append(
             _of_values(
                 "drop of LR sensitivity, off - on",
@@ -277,54 +346,36 @@ def stability(cells: pd.DataFrame, arm: str, margins: Margins) -> list[Measured]
                 "nats",
                 margins.sensitivity,
                 np.inf,
-                values,
+                at.drop,
             )
         )
     return parts
 
 
-def depth_trend(cells: pd.DataFrame, arm: str, margins: Margins) -> list[Measured]:
+def _depth_trend(evidence: Evidence, margins: Margins) -> list[Measured]:
     """H3's part: slope of log10 necessity threshold against log10 depth, seed by seed.
 
     The slope of least squares is a weighted sum of the depths' log thresholds, so bins of
     thresholds give a bin of slopes. A seed needs a bin at every depth.
     """
-    table = estimators.necessity_by_seed(cells, margins.necessity)
-    table = table[table["qk_norm"] == arm]
-    low = table.pivot(index="seed", columns="depth", values="low")
-    high = table.pivot(index="seed", columns="depth", values="high")
     name, unit = "slope of log necessity threshold over log depth", "decades a decade of depth"
-    if low.shape[1] < 2:
-        values = np.full(len(low), np.nan)
-        return [
-            _of_values(
-                name, None, unit, -np.inf, -margins.depth_slope, values, "one depth has no slope"
-            )
-        ]
-    x = np.log10(low.columns.to_numpy(dtype=float))
+    below = -margins.depth_slope
+    depths, column = np.unique(evidence.depth, return_inverse=True)
+    seeds, row = np.unique(evidence.seed, return_inverse=True)
+    if len(depths) < 2:
+        values = np.full(len(seeds), np.nan)
+        return [_of_values(name, None, unit, -np.inf, below, values, "one depth has no slope")]
+    bins = np.full((len(seeds), len(depths), 2), np.nan)
+    bins[row, column] = evidence.threshold
+    x = np.log10(depths.astype(float))
     weight = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    step = estimators.curves(cells).step
-    with np.errstate(divide="ignore", invalid="ignore"):
-        a, b = np.log10(low.to_numpy()), np.log10(high.to_numpy())
-        # A depth at the centre has weight 0 and says nothing, whatever its bin.
-        used = weight != 0
-        a, b, w = a[:, used], b[:, used], weight[used]
-        slope_low = np.where(w > 0, w * a, w * b).sum(axis=1)
-        slope_high = np.where(w > 0, w * b, w * a).sum(axis=1)
-    width = step * np.abs(weight).sum()
-    return [
-        _of_bins(
-            name, None, unit, -np.inf, -margins.depth_slope, slope_low, slope_high, width, step
-        )
-    ]
-
-
-def _paired(table: pd.DataFrame, arm: str, columns: list[str]) -> pd.DataFrame:
-    keys = ["depth", "seed"]
-    off, on = (
-        table.loc[table["qk_norm"] == name, [*keys, *columns]] for name in (estimators.OFF, arm)
-    )
-    return off.merge(on, on=keys, suffixes=("_off", "_on"))
+    # A depth in the middle has no weight and says nothing, whatever its bin.
+    used = np.abs(weight) > 1e-9
+    bins, weight = bins[:, used], weight[used]
+    bins = np.where(weight[:, None] > 0, bins, bins[..., ::-1])
+    slope = np.einsum("sdk,d->sk", bins, weight)
+    width = evidence.step * float(np.abs(weight).sum())
+    return [_of_bins(name, None, unit, (-np.inf, below), slope, width, evidence.step)]
 
 
 def _of_values(
@@ -355,26 +406,23 @@ def _of_bins(
     name: str,
     depth: int | None,
     unit: str,
-    above: float,
-    below: float,
-    low: Array,
-    high: Array,
+    region: tuple[float, float],
+    bins: Array,
     width: float,
     grid_step: float,
     scale: Callable[[float], float] = float,
 ) -> Measured:
-    middle = (low + high) / 2
-    middle = middle[np.isfinite(middle)]
-    sd = float(middle.std(ddof=1)) if len(middle) > 1 else np.nan
+    """A part whose values are bins, shape (seeds, 2), `width` wide on a grid without gaps."""
+    middle = bins[np.isfinite(bins).all(axis=1)].mean(axis=1)
     return Measured(
         name,
         depth,
         unit,
-        above,
-        below,
-        len(low),
-        lambda level: bin_interval(low, high, width, level),
-        sd,
+        region[0],
+        region[1],
+        len(bins),
+        lambda level: bin_interval(bins[:, 0], bins[:, 1], width, level),
+        sd=float(middle.std(ddof=1)) if len(middle) > 1 else np.nan,
         slack=width / 2,
         grid_step=grid_step,
         scale=scale,
@@ -387,7 +435,9 @@ def _of_bins(
 def _decide(interval: Interval, above: float, below: float) -> Outcome:
     if not interval.known:
         return "inconclusive"
-    if interval.low > above and interval.high < below:
+    # An open end of the interval does not matter where the region is open too.
+    over, under = interval.low > above, interval.high < below
+    if (over or np.isinf(above)) and (under or np.isinf(below)):
         return "supported"
     if interval.high <= above or interval.low >= below:
         return "contradicted"
@@ -404,7 +454,10 @@ def _conclude(
         outcome = _decide(interval, one.above, one.below)
         parts.append(_part(one, interval, outcome, level))
         rooms.append(_room(one, interval))
-        contradicted.append(_decide(one.interval(strict), one.above, one.below) == "contradicted")
+        contradicted.append(
+            outcome == "contradicted"
+            and _decide(one.interval(strict), one.above, one.below) == "contradicted"
+        )
     undecided = [part.verdict != "supported" for part in parts]
     verdict: Outcome
     if any(contradicted):
@@ -454,7 +507,10 @@ def _room(one: Measured, interval: Interval) -> float:
     """How far the interval stays inside the region; negative where it reaches out."""
     if not interval.known:
         return -np.inf
-    return min(interval.low - one.above, one.below - interval.high)
+    return min(
+        np.inf if np.isinf(one.above) else interval.low - one.above,
+        np.inf if np.isinf(one.below) else one.below - interval.high,
+    )
 
 
 def _needed(one: Measured, interval: Interval, outcome: Outcome, level: float) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -155,11 +156,17 @@ def _resample_weights(n: int) -> Array:
 # ------------------------------------------------------------------------ bins
 
 
-def bin_bounds(low: ArrayLike, high: ArrayLike, level: float = LEVEL) -> Bounds:
+def closed_bins(low: ArrayLike, high: ArrayLike, width: float) -> tuple[Array, Array]:
+    """Bins with an open end replaced by a bin `width` wide at the end that is known."""
+    a, b = (np.asarray(x, dtype=float) for x in (low, high))
+    return np.where(np.isinf(a), b - width, a), np.where(np.isinf(b), a + width, b)
+
+
+def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEVEL) -> Bounds:
     """Interval of the mean of a normal distribution whose draws are only known up to a bin.
 
-    Draw i lies between low[..., i] and high[..., i], both finite, low < high. The interval
-    holds every mean mu that the profile likelihood does not reject,
+    Draw i lies between low[..., i] and high[..., i]. The interval holds every mean mu that the
+    profile likelihood does not reject,
 
         2 [max l - max_sigma l(mu, sigma)] <= n ln(1 + t^2 / (n - 1)),
         l(mu, sigma) = sum_i ln(Phi((high_i - mu) / sigma) - Phi((low_i - mu) / sigma)),
@@ -168,9 +175,20 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, level: float = LEVEL) -> Bounds:
     what the likelihood ratio of a normal mean equals at t, so with vanishing bins this is
     exactly the t interval; with all draws in one bin it is about that bin. The likelihood is
     log-concave in (mu / sigma, 1 / sigma) (Burridge 1981), so the accepted means form one
-    interval. NaN below 2 draws.
+    interval.
+
+    Where a bin is open above ("at least x"), the interval has no upper end, and its lower end
+    is found as if that draw lay in a bin just above x: the mean of draws cut off there, which
+    the true mean can only exceed. Open below likewise.
+
+    Args:
+        width: width of the bin that stands for an open one.
+
+    Returns:
+        low, high: NaN below 2 draws, infinite where a bin is open.
     """
-    a, b = (np.asarray(x, dtype=float) for x in (low, high))
+    unbounded = [np.isinf(np.asarray(x, dtype=float)).any(axis=-1) for x in (low, high)]
+    a, b = closed_bins(low, high, width)
     shape, n = a.shape[:-1], a.shape[-1]
     if n < 2:
         nothing = np.full(shape, np.nan)
@@ -183,32 +201,33 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, level: float = LEVEL) -> Bounds:
     sigma = unit[:, None] * np.logspace(-4, 2, 49)
 
     def profile(mu: Array) -> Array:
+        """Profile log likelihood at mu, shape (K, R)."""
         return _peak(_binned_log_likelihood(a, b, mu, sigma))
 
     tried = first + np.linspace(0, 1, 41)[:, None] * unit
-    likelihoods = np.stack([profile(mu) for mu in tried])
-    best = likelihoods.max(axis=0)
-    centre = np.take_along_axis(tried, likelihoods.argmax(axis=0)[None], axis=0)[0]
-
-    def edge(sign: float) -> Array:
-        # Moving every draw to the far end of its bin gives a t interval at most this wide.
-        inside, outside = centre.copy(), centre + sign * unit * (2 + t / np.sqrt(n - 1))
-        for _ in range(30):
-            middle = (inside + outside) / 2
-            keep = profile(middle) >= best - cut
-            inside, outside = np.where(keep, middle, inside), np.where(keep, outside, middle)
-        return inside.reshape(shape)
-
-    return edge(-1.0), edge(1.0)
+    likelihoods = profile(tried)
+    least = likelihoods.max(axis=0) - cut
+    centre = np.take_along_axis(tried, likelihoods.argmax(axis=0)[None], axis=0)
+    # Moving every draw to the far end of its bin gives a t interval at most this wide.
+    reach = np.array([[-1.0], [1.0]]) * unit * (2 + t / np.sqrt(n - 1))
+    inside, outside = np.repeat(centre, 2, axis=0), centre + reach
+    for _ in range(25):
+        middle = (inside + outside) / 2
+        keep = profile(middle) >= least
+        inside, outside = np.where(keep, middle, inside), np.where(keep, outside, middle)
+    return (
+        np.where(unbounded[0], -np.inf, inside[0].reshape(shape)),
+        np.where(unbounded[1], np.inf, inside[1].reshape(shape)),
+    )
 
 
 def _binned_log_likelihood(low: Array, high: Array, mu: Array, sigma: Array) -> Array:
     """Log likelihood of normal draws known up to a bin.
 
-    Shapes: low, high (R, n); mu (R,); sigma (R, S); result (R, S).
+    Shapes: low, high (R, n); mu (K, R); sigma (R, S); result (K, R, S).
     """
-    a = (low - mu[:, None])[:, None, :] / sigma[..., None]
-    b = (high - mu[:, None])[:, None, :] / sigma[..., None]
+    a = (low - mu[..., None])[..., None, :] / sigma[..., None]
+    b = (high - mu[..., None])[..., None, :] / sigma[..., None]
     # Far out on the right the difference of two upper tails keeps the digits.
     a, b = np.where(a > 0, -b, a), np.where(a > 0, -a, b)
     return np.log(np.maximum(special.ndtr(b) - special.ndtr(a), 1e-300)).sum(axis=-1)
@@ -256,16 +275,12 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def bin_interval(low: ArrayLike, high: ArrayLike, width: float, level: float = LEVEL) -> Interval:
-    """Mean over seeds of a quantity known up to a bin, with its interval-censored t interval.
-
-    Where a seed's bin is open above ("at least x"), the interval has no upper end, and its
-    lower end is found as if that seed lay in a bin just above x: the mean of the values cut
-    off there, which the true mean can only exceed. Open below likewise.
+    """Mean over seeds of a quantity known up to a bin, with the interval of `bin_bounds`.
 
     Args:
         low, high: one bin a seed, on the scale to average on (log10 for learning rates);
             a seed with both ends infinite or NaN says nothing and lowers n.
-        width: width of the bin that stands for an open one.
+        width: width of the bin that stands for one with an open end.
 
     Returns:
         Interval: value is the mean of the bins' middles, NaN if any bin is open.
@@ -276,20 +291,24 @@ def bin_interval(low: ArrayLike, high: ArrayLike, width: float, level: float = L
     n = len(a)
     if n == 0:
         return Interval(np.nan, np.nan, np.nan, 0, "none", "no seed has a value")
-    open_below, open_above = bool(np.isinf(a).any()), bool(np.isinf(b).any())
-    value = np.nan if open_below or open_above else float(((a + b) / 2).mean())
+    whole = np.isfinite(a).all() and np.isfinite(b).all()
+    value = float(((a + b) / 2).mean()) if whole else np.nan
     if n == 1:
         return Interval(value, np.nan, np.nan, 1, "none", "one seed has no spread")
-    lower, upper = bin_bounds(
-        np.where(np.isinf(a), b - width, a), np.where(np.isinf(b), a + width, b), level
-    )
-    return Interval(
-        value,
-        -np.inf if open_below else float(lower),
-        np.inf if open_above else float(upper),
-        n,
-        "interval-censored t",
-    )
+    # Measured from their lowest end and sorted, the bins of a grid form few patterns.
+    start = float(min(a[np.isfinite(a)].min(initial=np.inf), b[np.isfinite(b)].min(initial=np.inf)))
+    pattern = sorted(zip((a - start).round(9).tolist(), (b - start).round(9).tolist(), strict=True))
+    lower, upper = _pattern_bounds(tuple(pattern), width, level)
+    return Interval(value, start + lower, start + upper, n, "interval-censored t")
+
+
+@lru_cache(maxsize=4096)
+def _pattern_bounds(
+    bins: tuple[tuple[float, float], ...], width: float, level: float
+) -> tuple[float, float]:
+    low, high = np.array(bins).T
+    lower, upper = bin_bounds(low, high, width, level)
+    return float(lower), float(upper)
 
 
 def seeds_needed(sd: float, clearance: float, level: float = LEVEL, most: int = 200) -> int | None:
