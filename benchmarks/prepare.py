@@ -12,7 +12,8 @@ built-in generator, repeated up to the size asked for.
   loaded data set; only map and concatenation are timed. It may get a shorter piece of
   the text, since its speed does not depend on the length.
 
-Prints MB/s of both, the peak resident memory of ours, and the ratio. Checks that the
+Prints MB/s of both, processor seconds (which other work on the machine disturbs less), the
+peak resident memory of ours, and the ratio of the MB/s. Checks that the
 tokens are the same. The exit code is 1 if the ratio is below 2 or ours took 1 GiB or more.
 """
 
@@ -85,7 +86,7 @@ def usual(folder: Path, tokens_folder: Path, megabytes: int) -> None:
         ids.append(end)
         return {"ids": ids, "len": len(ids)}
 
-    started = time.monotonic()
+    started, before = time.monotonic(), processor_seconds()
     mapped = rows.map(process, remove_columns=["text"], num_proc=os.cpu_count())
     mapped = mapped.with_format("arrow")  # far faster than rows as Python lists
     lengths = sum(batch["len"].to_numpy().sum() for batch in mapped.iter(100_000))
@@ -96,11 +97,18 @@ def usual(folder: Path, tokens_folder: Path, megabytes: int) -> None:
         target[at : at + len(ids)] = ids
         at += len(ids)
     target.flush()
-    print(size, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    print(size, seconds, processor_seconds() - before)
 
 
-def child(*arguments: object) -> tuple[str, float, int]:
-    """Runs this file with arguments; gives its output, seconds and peak memory in bytes."""
+def processor_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def child(*arguments: object) -> tuple[str, float, float, int]:
+    """Runs this file; gives its output, seconds, processor seconds, peak memory in bytes."""
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, __file__, *map(str, arguments)], stdout=subprocess.PIPE, text=True
@@ -111,7 +119,8 @@ def child(*arguments: object) -> tuple[str, float, int]:
     if status:
         raise SystemExit(f"{arguments[0]} failed")
     scale = 1 if sys.platform == "darwin" else 1024
-    return output, time.monotonic() - started, usage.ru_maxrss * scale
+    processor = usage.ru_utime + usage.ru_stime  # its own processes' included
+    return output, time.monotonic() - started, processor, usage.ru_maxrss * scale
 
 
 def main() -> int:
@@ -124,15 +133,21 @@ def main() -> int:
         make_text(folder, arguments.megabytes)
         size = (folder / "train.txt").stat().st_size
         print(f"text: {size / 1e6:,.0f} MB, {os.cpu_count()} cores", flush=True)
-        _, seconds, memory = child("ours", folder)
+        _, seconds, processor, memory = child("ours", folder)
         ours = size / 1e6 / seconds
-        print(f"ours:  {ours:6.1f} MB/s, {seconds:.0f} s, {memory / 2**20:,.0f} MiB", flush=True)
+        print(
+            f"ours:  {ours:6.1f} MB/s, {seconds:.0f} s, {processor:.0f} processor seconds "
+            f"for {size / 1e6:,.0f} MB, at most {memory / 2**20:,.0f} MiB",
+            flush=True,
+        )
         tokens = open_tokens(config(folder), folder / "data", verify=False)
         least = min(arguments.usual_megabytes, arguments.megabytes)
-        output, _, _ = child("usual", folder, tokens.folder, least)
-        done, usual_seconds = map(float, output.split())
-        print(f"usual: {done / 1e6 / usual_seconds:6.1f} MB/s, {usual_seconds:.0f} s for", end=" ")
-        print(f"{done / 1e6:,.0f} MB")
+        output, _, _, _ = child("usual", folder, tokens.folder, least)
+        done, usual_seconds, usual_processor = map(float, output.split())
+        print(
+            f"usual: {done / 1e6 / usual_seconds:6.1f} MB/s, {usual_seconds:.0f} s, "
+            f"{usual_processor:.0f} processor seconds for {done / 1e6:,.0f} MB"
+        )
         same = np.memmap(folder / "usual.bin", dtype=np.uint16, mode="r")
         equal = all(
             np.array_equal(same[at : at + 2**22], tokens.train[at : at + 2**22][: len(same) - at])

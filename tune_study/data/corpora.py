@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tune_study.config import ConfigError, DataConfig
-from tune_study.data import process
+from tune_study.data.process import Tell
 from tune_study.data.stories import stories, tell
 
 Split = Literal["train", "validation"]
@@ -40,13 +40,13 @@ class Corpus:
         name: for people; part of the folder's name.
         documents: the raw documents of a split: text, or bytes that should be UTF-8.
         files: the local files of each split, in reading order.
-        log_probability: of a document in nats, where the corpus has a known distribution.
+        tell: the random process that made the documents, where that is known.
     """
 
     name: str
     documents: Callable[[Split], Iterator[str | bytes]]
     files: dict[Split, list[Path]] = field(default_factory=lambda: {s: [] for s in SPLITS})
-    log_probability: Callable[[str], float] | None = None
+    tell: Tell | None = None
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -86,7 +86,7 @@ def _synthetic(seed: int, limits: dict[str, int | None]) -> Corpus:
     return Corpus(
         name="synthetic",
         documents=documents,
-        log_probability=lambda text: process.read(tell, text)[0],
+        tell=tell,
     )
 
 

@@ -1,17 +1,12 @@
-"""Corpus to tokens on disk, once; and tokens on disk to arrays, verified.
+"""Corpus to tokens on disk, once.
 
-A folder `<name>-<tokenizer>-<hash>` holds the tokens of both splits as raw little-endian
-arrays, the tokenizer, the manifest, and `sources.json`: which local files the text came
-from. The hash covers everything that determines the bytes, the content of local files
-included. A folder is built under another name and renamed when it is complete, so what
-bears its name is whole, whenever the work was cut off.
+A folder is built under another name and renamed when it is complete, so what bears its
+name is whole, whenever the work was cut off.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import shutil
 import time
 from array import array
@@ -19,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +22,25 @@ from filelock import FileLock, Timeout
 from tune_study.config import ConfigError, DataConfig
 from tune_study.data import manifest as m
 from tune_study.data import process
-from tune_study.data.corpora import (
-    SPLITS,
-    SYNTHETIC_DOCUMENTS,
-    TINYSTORIES,
-    TINYSTORIES_REVISION,
-    Corpus,
-    Split,
-    open_corpus,
-)
+from tune_study.data.corpora import SPLITS, Corpus, Split, open_corpus
 from tune_study.data.manifest import MANIFEST, TOKENIZER, TOKENS, Manifest
-from tune_study.data.stories import tell
+from tune_study.data.store import (
+    REMEDY,
+    File,
+    fault_in,
+    find_by_paths,
+    flush,
+    folder_name,
+    hash_files,
+    settings_of,
+    sync_folder,
+    text_is_gone,
+    write_durably,
+    write_sources,
+)
 from tune_study.data.text import Found, clean, fingerprint
 from tune_study.data.tokenizers import (
+    DEFAULT_BPE,
     Tokenizer,
     byte_tokenizer,
     compacted,
@@ -50,33 +50,10 @@ from tune_study.data.tokenizers import (
 
 Say = Callable[[str], None]
 
-SOURCES = "sources.json"
-REMEDY = "Run `python -m tune_study prepare STUDY`."
-DEFAULT_BPE = 512
 SAMPLE = 64 << 20
 """Characters of training text, from its beginning, that train a BPE."""
 CHUNK = 1 << 18
 """Characters encoded at a time."""
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Both splits' token ids, read-only and mapped from disk, and what they are."""
-
-    train: np.memmap
-    validation: np.memmap
-    manifest: Manifest
-    folder: Path
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, the end of text included."""
-        return self.manifest.vocab_size
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens."""
-        return Tokenizer.from_json((self.folder / TOKENIZER).read_text(encoding="utf-8"))
 
 
 def prepare(config: DataConfig, root: Path, say: Say = print) -> Path:
@@ -97,14 +74,14 @@ def prepare(config: DataConfig, root: Path, say: Say = print) -> Path:
     """
     root = Path(root).expanduser().resolve()
     root.mkdir(parents=True, exist_ok=True)
-    if _text_is_gone(config) and (found := _find_by_paths(config, root, None)):
+    if text_is_gone(config) and (found := find_by_paths(config, root, None)):
         say(f"{found.name}: the text is not here, its tokens are.")
         return found
     corpus = open_corpus(config)
-    files = _file_hashes(corpus, root, read=True)
-    folder = root / _folder_name(config, corpus, files)
+    files = hash_files(corpus, root, read=True)
+    folder = root / folder_name(config, corpus, files)
     with _locked(root / f".{folder.name}.lock", say):
-        if fault := _fault(folder):
+        if fault := fault_in(folder):
             if folder.exists():
                 say(f"{folder.name}: {fault} Building it anew.")
             partial = folder.with_name(f".{folder.name}.partial")
@@ -116,182 +93,8 @@ def prepare(config: DataConfig, root: Path, say: Say = print) -> Path:
                 shutil.rmtree(partial, ignore_errors=True)
         else:
             say(f"{folder.name}: unchanged.")
-        _write_sources(folder, config, files)
+        write_sources(folder, config, files)
     return folder
-
-
-def open_tokens(
-    config: DataConfig, root: Path, verify: bool = True, checksum: str | None = None
-) -> Tokens:
-    """The prepared tokens of a configuration.
-
-    Args:
-        config: which text, cut into which tokens.
-        root: the folder that holds the token folders.
-        verify: read all tokens and compare their checksum, about a second for each GB. A
-            sweep verifies once; its trials only compare sizes.
-        checksum: take exactly these tokens, even if the text has changed since. A sweep
-            records the checksum; its trials ask for it.
-
-    Raises:
-        ConfigError: if there are none, or they are not what their manifest says.
-    """
-    root = Path(root).expanduser().resolve()
-    folder = _find(config, root, checksum)
-    if fault := _fault(folder, verify):
-        raise ConfigError(f"{folder}: {fault} {REMEDY}")
-    manifest = Manifest.read(folder)
-    maps = {s: np.memmap(folder / TOKENS[s], dtype=manifest.dtype, mode="r") for s in SPLITS}
-    return Tokens(maps["train"], maps["validation"], manifest, folder)
-
-
-def _settings(config: DataConfig) -> dict[str, Any]:
-    """What determines the tokens beside the content of files, defaults filled in."""
-    settings = config.model_dump(
-        mode="json", exclude={"train", "validation", "gpt2_vocab", "gpt2_encoder"}
-    )
-    if config.corpus == "synthetic":
-        for split in SPLITS:
-            settings[f"{split}_documents"] = (
-                settings[f"{split}_documents"] or SYNTHETIC_DOCUMENTS[split]
-            )
-    if config.corpus == "tinystories":
-        settings |= {"dataset": TINYSTORIES, "revision": TINYSTORIES_REVISION}
-    if config.tokenizer == "bpe":
-        settings["vocab_size"] = config.vocab_size or DEFAULT_BPE
-    return settings
-
-
-def _folder_name(config: DataConfig, corpus: Corpus, files: dict[Split, list[File]]) -> str:
-    settings = _settings(config)
-    content = [(split, file.path.suffix, file.sha256) for split in SPLITS for file in files[split]]
-    key = json.dumps([m.FORMAT, settings, content], sort_keys=True)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    name = "".join(c if c.isalnum() or c in "._" else "_" for c in corpus.name)
-    return f"{name}-{config.tokenizer}{settings['vocab_size'] or ''}-{digest}"
-
-
-# --- Where the text comes from, and which folder belongs to it -------------------------
-
-
-@dataclass(frozen=True)
-class File:
-    """A local text file as it was when it was read."""
-
-    path: Path
-    size: int
-    mtime_ns: int
-    sha256: str
-
-
-def _paths_given(config: DataConfig) -> list[str]:
-    return [json.dumps(config.model_dump(mode="json")[split]) for split in SPLITS]
-
-
-def _file_hashes(corpus: Corpus, root: Path, read: bool) -> dict[Split, list[File]]:
-    """The corpus' local files and their hashes.
-
-    A file whose path, size and time of change are known from an earlier preparation is
-    not read again, as in git's index.
-
-    Raises:
-        ConfigError: if a file is not known and `read` is false.
-    """
-    known = {
-        (file["path"], file["size"], file["mtime_ns"]): file["sha256"]
-        for sources in _all_sources(root)
-        for file in sources["files"]
-    }
-    hashed: dict[Split, list[File]] = {split: [] for split in SPLITS}
-    for split, paths in corpus.files.items():
-        for path in paths:
-            stat = path.stat()
-            sha256 = known.get((str(path), stat.st_size, stat.st_mtime_ns))
-            if sha256 is None:
-                if not read:
-                    raise ConfigError(
-                        f"{path}: is not prepared, or has changed since it was. {REMEDY}"
-                    )
-                sha256 = m.file_sha256(path)
-            hashed[split].append(File(path, stat.st_size, stat.st_mtime_ns, sha256))
-    return hashed
-
-
-def _all_sources(root: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(root.glob(f"*/{SOURCES}")):
-        yield _read_sources(path.parent)
-
-
-def _read_sources(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / SOURCES).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"given": [], "files": []}
-
-
-def _write_sources(folder: Path, config: DataConfig, files: dict[Split, list[File]]) -> None:
-    """Adds to `sources.json` what was not in it, in one step."""
-    sources = _read_sources(folder)
-    now = [
-        {"path": str(f.path), "size": f.size, "mtime_ns": f.mtime_ns, "sha256": f.sha256}
-        for split in SPLITS
-        for f in files[split]
-    ]
-    paths = {file["path"] for file in now}
-    merged = {
-        "given": sorted({*map(tuple, sources["given"]), tuple(_paths_given(config))}),
-        "files": [file for file in sources["files"] if file["path"] not in paths] + now,
-    }
-    if json.loads(json.dumps(merged)) != sources:
-        partial = folder / f".{SOURCES}.partial"
-        _write(partial, json.dumps(merged, indent=1).encode())
-        partial.replace(folder / SOURCES)
-
-
-def _text_is_gone(config: DataConfig) -> bool:
-    if config.corpus != "text":
-        return False
-    given = [config.train, config.validation]
-    paths = [p for ps in given for p in ([ps] if isinstance(ps, str) else ps or ())]
-    return not any(Path(path).expanduser().exists() for path in paths)
-
-
-def _find(config: DataConfig, root: Path, checksum: str | None) -> Path:
-    """The folder of a configuration. Reads manifests and file times, no text, no tokens."""
-    if checksum is not None or _text_is_gone(config):
-        found = _find_by_paths(config, root, checksum)
-        if found is None:
-            which = f" with checksum {checksum[:12]}" if checksum else ""
-            raise ConfigError(
-                f"data: no tokens of this configuration{which} are under {root}. {REMEDY}"
-            )
-        return found
-    corpus = open_corpus(config)
-    folder = root / _folder_name(config, corpus, _file_hashes(corpus, root, read=False))
-    if not folder.exists():
-        raise ConfigError(f"{folder}: does not exist. {REMEDY}")
-    return folder
-
-
-def _find_by_paths(config: DataConfig, root: Path, checksum: str | None) -> Path | None:
-    """The folder with the configuration's settings and paths, without a look at the text."""
-    settings, given = _settings(config), _paths_given(config)
-    found = []
-    for path in sorted(root.glob(f"*/{MANIFEST}")):
-        try:
-            manifest = Manifest.read(path.parent)
-        except ConfigError:
-            continue
-        if (
-            manifest.settings == settings
-            and given in _read_sources(path.parent)["given"]
-            and checksum in (None, manifest.checksum)
-        ):
-            found.append(path.parent)
-    if len(found) > 1:
-        names = ", ".join(folder.name for folder in found)
-        raise ConfigError(f"data: {names} all fit this configuration. Delete all but one.")
-    return found[0] if found else None
 
 
 @contextmanager
@@ -307,32 +110,6 @@ def _locked(path: Path, say: Say) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _fault(folder: Path, verify: bool = True) -> str:
-    """Why the folder cannot be used, or nothing."""
-    try:
-        manifest = Manifest.read(folder)
-    except ConfigError:
-        return f"{MANIFEST} is missing, damaged or of another version."
-    if manifest.format != m.FORMAT:
-        return f"{MANIFEST} is of another version."
-    for split, counts in (("train", manifest.train), ("validation", manifest.validation)):
-        file = folder / TOKENS[split]
-        size = counts.tokens * np.dtype(manifest.dtype).itemsize
-        if not file.is_file() or file.stat().st_size != size:
-            return f"{file.name} is missing or cut off."
-        if verify and m.file_sha256(file) != manifest.sha256[split]:
-            return f"{file.name} has been altered: its checksum is not the manifest's."
-    tokenizer = folder / TOKENIZER
-    if not tokenizer.is_file() or m.file_sha256(tokenizer) != manifest.tokenizer_sha256:
-        return f"{TOKENIZER} is missing or has been altered."
-    if m.tokens_checksum(manifest.tokenizer_sha256, manifest.sha256) != manifest.checksum:
-        return f"{MANIFEST} has been altered: its checksums do not agree."
-    return ""
-
-
-# --- Building a folder -------------------------------------------------------------------
 
 
 def _build(
@@ -380,21 +157,22 @@ def _build(
         tokenizer = compacted(tokenizer, encoded["train"].counts, config.vocab_size)
         for split in SPLITS:
             encoded[split].compact(tokenizer, partial / TOKENS[split])
-    _write(partial / TOKENIZER, tokenizer.to_json().encode())
+    write_durably(partial / TOKENIZER, tokenizer.to_json().encode())
     for split in SPLITS:
         if encoded[split].documents == 0:
             raise ConfigError(f"data.{split}: holds no document. Give text for both splits.")
 
     train_counts, validation_tokens = encoded["train"].counts, encoded["validation"].tokens
     h1 = m.unigram_entropy(train_counts)
-    log_probability, floor = corpus.log_probability, None
-    if log_probability is not None:
-        floor = -sum(map(log_probability, _Documents(corpus, "validation"))) / validation_tokens
+    floor = entropy = None
+    if corpus.tell is not None:
+        log_p = [process.read(corpus.tell, text)[0] for text in validation]
+        floor, entropy = -sum(log_p) / validation_tokens, process.entropy(corpus.tell)
     sha256: dict[str, str] = {split: encoded[split].sha256 for split in SPLITS}
     manifest = Manifest(
         format=m.FORMAT,
         corpus=corpus.name,
-        settings=_settings(config),
+        settings=settings_of(config),
         sources=tuple(
             m.Source(split=split, name=file.path.name, size=file.size, sha256=file.sha256)
             for split in SPLITS
@@ -414,7 +192,7 @@ def _build(
         / (np.log(2) * encoded["train"].text_bytes),
         bytes_per_token=encoded["validation"].text_bytes / validation_tokens,
         loss_floor=floor,
-        document_entropy=process.entropy(tell) if config.corpus == "synthetic" else None,
+        document_entropy=entropy,
         train=_report(train, encoded["train"], tokenizer),
         validation=_report(validation, encoded["validation"], tokenizer),
     )
@@ -422,12 +200,12 @@ def _build(
         stat = file.path.stat()
         if (stat.st_size, stat.st_mtime_ns) != (file.size, file.mtime_ns):
             raise ConfigError(f"{file.path}: changed while it was read. {REMEDY}")
-    _write(partial / MANIFEST, manifest.to_json().encode())
-    _sync(partial)
+    write_durably(partial / MANIFEST, manifest.to_json().encode())
+    sync_folder(partial)
     if folder.exists():  # damaged; no one can be reading it: it is refused
         shutil.rmtree(folder)
     partial.rename(folder)
-    _sync(folder.parent)
+    sync_folder(folder.parent)
     for line in manifest.report():
         say(line)
     say(f"{folder.name}: ready after {time.monotonic() - started:.1f} s.")
@@ -491,7 +269,7 @@ class _Encoded:
                 data = ids.astype("<u2").tobytes()
                 digest.update(data)
                 file.write(data)
-            _flush(file)
+            flush(file)
         partial.replace(path)
         self.sha256 = digest.hexdigest()
 
@@ -519,7 +297,7 @@ def _encode(tokenizer: Tokenizer, documents: _Documents, path: Path, say: Say) -
                 told = time.monotonic()
                 rate = result.text_bytes / 1e6 / (told - started)
                 say(f"  {path.stem}: {result.text_bytes / 1e6:,.0f} MB of text, {rate:.1f} MB/s")
-        _flush(file)
+        flush(file)
     result.sha256 = digest.hexdigest()
     return result
 
@@ -559,25 +337,3 @@ def _report(documents: _Documents, encoded: _Encoded, tokenizer: Tokenizer) -> m
         longest=encoded.longest,
         first_lines=tuple(documents.first_lines),
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        _flush(file)
-
-
-def _flush(file: Any) -> None:
-    """Onto the disk, so that the renaming cannot overtake the content."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Makes renamings in a folder last; Windows has no such call and needs none."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
