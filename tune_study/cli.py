@@ -76,6 +76,9 @@ def sweep(
     qk_norm: QkNorm = None,
     seed: Seed = None,
     set_: Set = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(help="Seconds between checkpoints of a running cell.")
+    ] = None,
     runs: Runs = DEFAULT_RUNS,
     data: Data = DEFAULT_DATA,
 ) -> None:
@@ -93,6 +96,8 @@ def sweep(
     on = device.resolve(wanted.base.device)
     device.check_precision(on, wanted.base.precision)
     wanted = wanted.replace(base=wanted.base.replace(device=on))
+    if checkpoint_every is not None:
+        wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     folder = StudyFolder(runs, wanted.name)
     with folder.lock():
         _prepare(wanted, data)

@@ -171,7 +171,11 @@ def _ray(cpus: int, gpus: int, slots: int) -> Iterator[None]:
     """A Ray of our own on this machine, gone when we are done."""
     import ray
 
+    # Workers inherit the environment: they find `trainable` whatever folder we started in.
     root = str(Path(__file__).resolve().parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     ray.init(
         address="local",
         num_cpus=cpus,
@@ -181,9 +185,6 @@ def _ray(cpus: int, gpus: int, slots: int) -> Iterator[None]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=128 * 2**20,  # trials exchange rows, not tensors
-        runtime_env={
-            "env_vars": {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-        },
     )
     try:
         yield
