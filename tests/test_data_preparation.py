@@ -331,6 +331,34 @@ def test_killed_at_ten_moments_then_again_gives_the_same_bytes(small: Path, tmp_
     assert not list(root.glob(".*.partial"))
 
 
+HELPER = """
+import time
+from tune_study.data.tokenizers import byte_tokenizer
+from tune_study.data.workers import _Worker
+worker = _Worker(byte_tokenizer())
+worker.send(["a"])
+print(worker.receive().tolist(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_killed_preparation_leaves_no_helper_behind() -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-c", HELPER],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "[97, 256]\n"
+    running.send_signal(signal.SIGKILL)
+    # The helper has the same standard error, which ends only when both have ended.
+    _, errors = running.communicate(timeout=30)
+    assert errors == ""
+
+
 def test_two_at_once_do_not_collide(small: Path, tmp_path: Path) -> None:
     processes = [start(tmp_path) for _ in range(3)]
     for running in processes:

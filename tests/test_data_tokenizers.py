@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tune_study.config import ConfigError
+from tune_study.data import workers
 from tune_study.data.cells import CellEncoder
 from tune_study.data.stories import stories
 from tune_study.data.tokenizers import (
@@ -83,6 +84,15 @@ def test_cells_are_forgotten_and_learned_anew(monkeypatch: pytest.MonkeyPatch) -
     for story in STORIES[:20]:
         assert encoder([story]).tolist() == BPE.encode_documents([story]).tolist()
         assert len(encoder._inner) <= 10
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 8])
+def test_helpers_keep_the_order(monkeypatch: pytest.MonkeyPatch, helpers: int, count: int) -> None:
+    monkeypatch.setattr(workers, "ALONE", 1)
+    chunks = [STORIES[3 * i : 3 * i + 3] for i in range(count)]
+    encoded = list(workers.encode_in_order(BPE, iter(chunks), helpers))
+    assert [ids.tolist() for ids in encoded] == [BPE.encode_documents(c).tolist() for c in chunks]
 
 
 def trained(texts: list[str], size: int) -> rustbpe.Tokenizer:

@@ -47,6 +47,7 @@ from tune_study.data.tokenizers import (
     gpt2_tokenizer,
     train_bpe,
 )
+from tune_study.data.workers import encode_in_order
 
 Say = Callable[[str], None]
 
@@ -187,10 +188,8 @@ def _build(
         sha256=sha256,
         checksum=m.tokens_checksum(tokenizer.sha256, sha256),
         unigram_entropy=h1,
-        unigram_bits_per_byte=h1
-        * encoded["train"].tokens
-        / (np.log(2) * encoded["train"].text_bytes),
-        bytes_per_token=encoded["validation"].text_bytes / validation_tokens,
+        unigram_bits_per_byte=h1 * encoded["train"].tokens / (np.log(2) * train.text_bytes),
+        bytes_per_token=validation.text_bytes / validation_tokens,
         loss_floor=floor,
         document_entropy=entropy,
         train=_report(train, encoded["train"], tokenizer),
@@ -221,7 +220,7 @@ class _Documents:
         self._corpus, self._split, self._exclude = corpus, split, frozenset(exclude)
 
     def __iter__(self) -> Iterator[str]:
-        self.found, self.empty, self.excluded = Found(), 0, 0
+        self.found, self.empty, self.excluded, self.text_bytes = Found(), 0, 0, 0
         self.first_lines: list[str] = []
         self._hashes = array("Q")
         for raw in self._corpus.documents(self._split):
@@ -235,6 +234,7 @@ class _Documents:
                 continue
             if len(self.first_lines) < 3:
                 self.first_lines.append(text.strip().splitlines()[0][:100])
+            self.text_bytes += len(text) if text.isascii() else len(text.encode())
             self._hashes.append(int.from_bytes(print_[:8], "little"))
             yield text
 
@@ -251,7 +251,6 @@ class _Encoded:
     counts: npt.NDArray[np.int64]
     documents: int = 0
     tokens: int = 0
-    text_bytes: int = 0
     shortest: int = 0
     longest: int = 0
     sha256: str = ""
@@ -281,22 +280,20 @@ def _encode(tokenizer: Tokenizer, documents: _Documents, path: Path, say: Say) -
     little = tokenizer.dtype.newbyteorder("<")
     started = told = time.monotonic()
     with path.open("wb") as file:
-        for texts in _chunks(documents):
-            ids = tokenizer.encode_documents(texts)
+        for ids in encode_in_order(tokenizer, _chunks(documents)):
             lengths = np.diff(np.flatnonzero(ids == tokenizer.end_of_text), prepend=-1)
             result.documents += len(lengths)
             result.shortest = min(result.shortest, int(lengths.min()))
             result.longest = max(result.longest, int(lengths.max()))
             result.tokens += len(ids)
-            result.text_bytes += sum(_utf8_length(text) for text in texts)
             result.counts += np.bincount(ids, minlength=tokenizer.vocab_size)
             data = ids.astype(little, copy=False).tobytes()
             digest.update(data)
             file.write(data)
             if time.monotonic() - told > 10:
                 told = time.monotonic()
-                rate = result.text_bytes / 1e6 / (told - started)
-                say(f"  {path.stem}: {result.text_bytes / 1e6:,.0f} MB of text, {rate:.1f} MB/s")
+                done = documents.text_bytes / 1e6
+                say(f"  {path.stem}: {done:,.0f} MB of text, {done / (told - started):.1f} MB/s")
         flush(file)
     result.sha256 = digest.hexdigest()
     return result
@@ -315,16 +312,12 @@ def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _utf8_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
 def _report(documents: _Documents, encoded: _Encoded, tokenizer: Tokenizer) -> m.SplitReport:
     unknown = tokenizer.unknown
     return m.SplitReport(
         documents=encoded.documents,
         tokens=encoded.tokens,
-        text_bytes=encoded.text_bytes,
+        text_bytes=documents.text_bytes,
         empty=documents.empty,
         duplicates=documents.duplicates,
         in_validation=documents.excluded,
