@@ -122,6 +122,8 @@ def verdicts_table(summary: dict[str, Any]) -> str:
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str) -> str:
     body = [" & ".join(escape(text) for text in row) + r" \\" for row in (head, *rows)]
     lines = [
+        # A column of a two-column paper is narrow; the group keeps the change to the table.
+        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}%",
         rf"\begin{{tabular}}{{@{{}}{columns}@{{}}}}",
         r"\toprule",
         body[0],
@@ -129,6 +131,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str)
         *body[1:],
         r"\bottomrule",
         r"\end{tabular}",
+        r"\endgroup",
     ]
     return "\n".join(lines) + "\n"
 

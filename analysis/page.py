@@ -95,7 +95,7 @@ def _share(spec: dict[str, Any], datasets: dict[str, Any]) -> dict[str, Any]:
     """The spec with each dataset replaced by the key of its one copy in `datasets`."""
     names = {}
     for name, rows in spec.get("datasets", {}).items():
-        table = _columns(json_safe(rows))
+        table = _columns(rows)
         key = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
         datasets[key] = table
         names[name] = key

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.load import Results
 from analysis.tables import as_cells
 from tune_study.config import Study, log_grid
 
@@ -32,12 +33,12 @@ def study(**axes: Any) -> Study:
     return Study(name="fabricated", axes=default | axes)
 
 
-def results(of: Study | None = None) -> Any:
+def results(of: Study | None = None) -> Results:
     """Complete, healthy results of a study: every cell found, none errored."""
     of = of or study()
     rows = [_row(trial, np.random.default_rng([i, 7])) for i, trial in enumerate(of.cells())]
     cells = as_cells(rows)
-    return SimpleNamespace(
+    return Results(
         study=of,
         cells=cells,
         history=history(cells),
@@ -47,18 +48,16 @@ def results(of: Study | None = None) -> Any:
             "unigram_entropy": UNIGRAM,
             "loss_floor": FLOOR,
         },
-        damage=[],
-        running=False,
         versions={"python": "3.11.2", "torch": "2.13.0", "ray": "2.60.0"},
     )
 
 
-def small() -> Any:
+def small() -> Results:
     """Complete results of a study that is quick to draw: 7 learning rates, 2 depths, 2 seeds."""
     return results(study(lr=log_grid(1e-3, 1.0, 2), depth=(1, 2), seed=(0, 1)))
 
 
-def awkward() -> Any:
+def awkward() -> Results:
     """A study in which whatever can be odd is odd; one seed, 42 cells.
 
     - depth 1: off is stable, failed, stable (not monotone); rmsnorm is best at the highest LR;
@@ -91,9 +90,8 @@ def awkward() -> Any:
     reports.loc[reports["cell"] == cells.loc[by[4, "off", -6], "cell"], "attn/max_logit"] = math.nan
     reports.loc[reports["cell"] == cells.loc[by[4, "off", -5], "cell"], "attn/max_logit"] = math.inf
     reports["odd.metric[0]"] = math.nan
-    whole.cells, whole.history = cells, reports
-    whole.damage = ["d2-rmsnorm-lr1.000e-03-s0/result.json: line 3 is torn"]
-    return whole
+    damage = ("d2-rmsnorm-lr1.000e-03-s0/result.json: line 3 is torn",)
+    return replace(whole, cells=cells, history=reports, damage=damage)
 
 
 def _lose(cells: pd.DataFrame, rows: list[int], state: str, reason: str) -> None:

@@ -74,7 +74,9 @@ def metric(
     labels = state_labels(values.loc[finite.notna() & (values["layer"] == layers[0]), "state"])
     marks = values.assign(y=y_values, state_label=values["state"].map(labels))
     tables = {
-        "values": dodged(marks[finite.notna()], arms, lrs).drop(columns="value"),
+        "values": dodged(marks[finite.notna()], arms, lrs)[
+            ["cell", "depth", "arm", "layer", "state_label", "x", "y"]
+        ],
         "curve": dodged(line, arms, lrs)[["depth", "arm", "layer", "x", "median"]],
     }
     layer = alt.VariableParameter(name="layer", value=layers[0])
@@ -103,7 +105,7 @@ def metric(
                 color=colour,
                 shape=shape,
                 opacity=picked(0.9, 0.2),
-                tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state:N"), alt.Tooltip("y:Q")],
+                tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state_label:N"), alt.Tooltip("y:Q")],
             ),
         )
         charts.append(

@@ -46,7 +46,9 @@ def steps_to_loss(
     names = {key: name for key, name in names.items() if (times["reached"] == key).any()}
     top = float(times["step"].max()) or 1.0
     tables = {
-        "times": dodged(times.assign(outcome=times["reached"].map(names)), arms, lrs),
+        "times": dodged(times.assign(outcome=times["reached"].map(names)), arms, lrs)[
+            ["depth", "seed", "arm", "outcome", "x", "step"]
+        ],
         "medians": dodged(
             medians.assign(step=medians["step"].where(np.isfinite(medians["step"]))), arms, lrs
         ),

@@ -217,9 +217,12 @@ def chartable(table: pd.DataFrame) -> pd.DataFrame:
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of `chartable(table)` as strict JSON values: null for what is missing."""
-    clean = chartable(table).astype(object)
-    clean = clean.where(clean.notna(), None)
-    return [dict(zip(clean.columns, row, strict=True)) for row in clean.itertuples(index=False)]
+    columns = []
+    for _, column in chartable(table).items():
+        values = column.tolist()
+        columns.append([None if lost else v for v, lost in zip(values, column.isna(), strict=True)])
+    names = list(chartable(table.iloc[:0]).columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def dodged(table: pd.DataFrame, arms: list[str], lrs: Sequence[float], by: float = 0.2) -> Any:
