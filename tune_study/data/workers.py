@@ -1,7 +1,7 @@
 """Encoding in helper processes: the main process reads and counts while they encode.
 
-Threads do not help here: looking up cells is Python's own work. A helper is this module run as
-a program; it reads chunks from its standard input and ends when that ends, so a killed
+Threads do not help here: looking up cells is Python's own work. A helper runs `main`;
+it reads chunks from its standard input and ends when that ends, so a killed
 preparation leaves none behind.
 """
 
@@ -70,7 +70,7 @@ class _Worker:
         package_root = str(Path(__file__).parents[2])
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -113,7 +113,3 @@ def main() -> None:
             return
         pickle.dump(tokenizer.encode_documents(texts), sink, protocol=5)
         sink.flush()
-
-
-if __name__ == "__main__":
-    main()
