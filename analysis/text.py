@@ -32,7 +32,7 @@ def lines(results: Results) -> list[str]:
             f"LR sensitivity {value} {interval:<15} "
             f"best loss {loss} at LR {best_lr_text(arm)}"
         )
-    text += [f"  {verdict['sentence']}" for verdict in summary["verdicts"]]
+    text += [f"  {v['hypothesis']} {v['verdict']}: {v['statement']}" for v in summary["verdicts"]]
     if summary["leak_alarm"]:
         text.append("ALARM: a cell ended below the entropy of the corpus; the data leaks.")
     text += [f"damaged: {line}" for line in summary["damage"]]

@@ -105,6 +105,26 @@ def test_every_json_line_is_strict(finished):
         assert row["device"].startswith("cpu")
 
 
+def test_no_cell_ends_below_the_entropy_of_the_corpus(finished):
+    """A loss below the floor would mean that validation text leaks into training."""
+    runs, _ = finished
+    cells, _ = table(runs)
+    assert cells["loss_floor"].gt(0).all()
+    assert cells["loss"].gt(cells["loss_floor"]).all()
+    summary = json.loads((runs / "tiny" / "report" / "summary.json").read_text())
+    assert summary["leak_alarm"] is False
+
+
+def test_prepare_makes_tokens_once(run, tmp_path):
+    words = ["prepare", "smoke", "--data", str(tmp_path / "tokens")]
+    command = [sys.executable, "-m", "tune_study", *words]
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert first.returncode == 0, first.stderr
+    assert "loss floor" in first.stdout
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert "unchanged" in again.stdout
+
+
 def test_finished_cells_keep_no_checkpoint(finished):
     runs, _ = finished
     assert list((runs / "tiny" / "tune").rglob("trainer.pt")) == []
@@ -199,9 +219,7 @@ def wait_for(condition, seconds=120):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_stopped_and_run_again_is_never_having_stopped(
-    number, undisturbed, run, command, tmp_path
-):
+def test_stopped_and_run_again_is_never_having_stopped(number, undisturbed, run, command, tmp_path):
     process = subprocess.Popen(
         command(tmp_path, *slow()),
         cwd=ROOT,
