@@ -126,7 +126,7 @@ def _unique(cells: pd.DataFrame) -> pd.DataFrame:
     """The table without repeated rows, checked to have one row a cell."""
     if not len(cells):
         raise ConfigError("cells: the table is empty. Give a study with at least one cell.")
-    unknown = set(cells["state"]) - set(STATES)
+    unknown = set(cells["state"].unique()) - set(STATES)
     if unknown:
         raise ConfigError(
             f"cells: state {sorted(map(str, unknown))[0]!r} is not known. "
@@ -431,7 +431,7 @@ class Pairs:
 
 def arms(cells: pd.DataFrame) -> list[str]:
     """The arms other than off, sorted."""
-    return sorted(set(cells["qk_norm"]) - {OFF})
+    return sorted(set(cells["qk_norm"].unique()) - {OFF})
 
 
 def pairs(cells: pd.DataFrame, arm: str) -> Pairs:
@@ -442,8 +442,8 @@ def pairs(cells: pd.DataFrame, arm: str) -> Pairs:
     """
     grid = curves(cells)
     for name in (OFF, arm):
-        if name not in set(grid.keys["qk_norm"]):
-            known = ", ".join(sorted(set(grid.keys["qk_norm"])))
+        if name not in set(grid.keys["qk_norm"].unique()):
+            known = ", ".join(sorted(set(grid.keys["qk_norm"].unique())))
             raise ConfigError(
                 f"qk_norm = {name!r}: no cell of this arm, so nothing to pair. Arms: {known}."
             )

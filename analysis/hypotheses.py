@@ -364,7 +364,17 @@ def _depth_trend(evidence: Evidence, margins: Margins) -> list[Measured]:
     seeds, row = np.unique(evidence.seed, return_inverse=True)
     if len(depths) < 2:
         values = np.full(len(seeds), np.nan)
-        return [_of_values(name, None, unit, -np.inf, below, values, "one depth has no slope")]
+        return [
+            _of_values(
+                name,
+                None,
+                unit,
+                -np.inf,
+                below,
+                values,
+                "one depth has no slope, it needs at least two depths",
+            )
+        ]
     bins = np.full((len(seeds), len(depths), 2), np.nan)
     bins[row, column] = evidence.threshold
     x = np.log10(depths.astype(float))

@@ -103,7 +103,9 @@ def bca_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
     n = x.shape[-1]
     mean = x.mean(axis=-1, keepdims=True)
     means = np.sort(x @ _resample_weights(n).T, axis=-1)
-    below = (means < mean).mean(axis=-1) + (means == mean).mean(axis=-1) / 2
+    # Resamples that tie with the mean differ from it by rounding only.
+    tie = np.abs(means - mean) <= 1e-9 * np.ptp(x, axis=-1, keepdims=True)
+    below = ((means < mean) & ~tie).mean(axis=-1) + tie.mean(axis=-1) / 2
     bias = special.ndtri(np.clip(below, 1e-9, 1 - 1e-9))
     deviations = x - mean  # jackknife means deviate from theirs by -deviation / (n - 1)
     square = (deviations**2).sum(axis=-1)
@@ -134,9 +136,11 @@ def bootstrap_t_bounds(values: ArrayLike, level: float = LEVEL) -> Bounds:
     weights = _resample_weights(n)
     mean = x.mean(axis=-1, keepdims=True)
     means = x @ weights.T
-    spread = np.sqrt(np.maximum((x**2) @ weights.T - means**2, 0) / max(n - 1, 1))
-    scale = np.abs(x).max(axis=-1, keepdims=True) + 1e-300
-    t = np.where(spread > 1e-9 * scale, (means - mean) / np.where(spread > 0, spread, 1), np.nan)
+    # Squares of deviations, not of values: a far-off mean must not drown the spread.
+    square = (x - mean) ** 2 @ weights.T - (means - mean) ** 2
+    spread = np.sqrt(np.maximum(square, 0) / max(n - 1, 1))
+    least = 1e-6 * np.ptp(x, axis=-1, keepdims=True)
+    t = np.where(spread > least, (means - mean) / np.where(spread > 0, spread, 1), np.nan)
     empty = np.isnan(t).all(axis=-1)
     t[empty] = 0
     tails = np.nanquantile(t, [(1 - level) / 2, (1 + level) / 2], axis=-1)
@@ -173,9 +177,9 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
 
     with t the two-sided quantile of Student's t with n - 1 degrees. The right-hand side is
     what the likelihood ratio of a normal mean equals at t, so with vanishing bins this is
-    exactly the t interval; with all draws in one bin it is about that bin. The likelihood is
-    log-concave in (mu / sigma, 1 / sigma) (Burridge 1981), so the accepted means form one
-    interval.
+    the t interval (to 1 % of its width); with all draws in one bin it is about that bin. The
+    likelihood is log-concave in (mu / sigma, 1 / sigma) (Burridge 1981), so the accepted means
+    form one interval.
 
     Where a bin is open above ("at least x"), the interval has no upper end, and its lower end
     is found as if that draw lay in a bin just above x: the mean of draws cut off there, which
@@ -198,7 +202,7 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
     cut = n * np.log1p(t**2 / (n - 1)) / 2
     first, last = a.min(axis=-1), b.max(axis=-1)
     unit = last - first
-    sigma = unit[:, None] * np.logspace(-4, 2, 49)
+    sigma = unit[:, None] * np.logspace(-3, 1.5, 55)
 
     def profile(mu: Array) -> Array:
         """Profile log likelihood at mu, shape (K, R)."""

@@ -144,7 +144,6 @@ def draw(
     for k, arm in enumerate((world.off, world.on)):
         loss[:, :, k] = curve(world, arm, x, jittered[:, :, k])
     noise = world.seed_sd * rng.normal(size=(studies, len(depths), 1, seeds, 1))
-    # A run does not go below the best loss by luck alone: noise shrinks no climb.
     loss += noise + world.cell_sd * rng.normal(size=shape)
     best = loss.min(axis=(2, 4), keepdims=True)
     normalised = (loss - best) / (world.plateau - best)
@@ -159,7 +158,7 @@ def draw(
     state[lost < world.missing + world.errored] = "errored"
     state[lost < world.missing] = "missing"
     loss[lost < world.missing + world.errored] = np.nan
-    return Drawn(world, 10 ** (x + log_shift), np.asarray(depths), loss, state)
+    return Drawn(world, np.asarray(lrs, dtype=float), np.asarray(depths), loss, state)
 
 
 def _edges(

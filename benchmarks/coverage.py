@@ -34,7 +34,7 @@ STEP = 0.25
 PLACES = 8
 SEEDS = (2, 3, 5, 10)
 MARGINS = Margins()
-MANY = 4000
+MANY = 2000
 """Seeds that stand for all seeds where a truth is itself a mean over seeds."""
 
 PILOT = World(on=Arm(edge=0.4, edge_sd=0.1, shoulder=0.17, slow_lr=8.1e-4))
