@@ -230,7 +230,7 @@ def test_after_preparation_the_hub_is_not_asked_again(
 ) -> None:
     config = DataConfig(corpus="tinystories", tokenizer="bytes")
     folder = prepare(config, tmp_path / "root", lambda line: None)
-    assert folder.name.startswith("tinystories-bytes-")
+    assert folder.name.startswith("TinyStories-bytes-")
     monkeypatch.setattr("datasets.load_dataset", pytest.fail)
     assert prepare(config, tmp_path / "root", lambda line: None) == folder
     tokens = open_tokens(config, tmp_path / "root")

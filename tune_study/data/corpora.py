@@ -272,7 +272,7 @@ def _hosted(
         return islice(every, limits[split])
 
     return Corpus(
-        name=dataset.rpartition("/")[2].lower(),
+        name=dataset.rpartition("/")[2],
         documents=documents,
     )
 
