@@ -74,11 +74,13 @@ class Part:
     def sentence(self) -> str:
         """The part in words, with its numbers."""
         where = "" if self.depth is None else f" at depth {self.depth}"
-        effect = "not known" if np.isnan(self.effect) else f"{self.effect:.3g}"
-        if not (np.isnan(self.low) or np.isnan(self.high)):
-            effect += f" [{_bound(self.low)}, {_bound(self.high)}]"
+        interval = not (np.isnan(self.low) or np.isnan(self.high))
+        unknown = "beyond the grid" if interval else "not known"
+        effect = unknown if np.isnan(self.effect) else f"{_say(self.effect)} {self.unit}"
+        if interval:
+            effect += f" [{_say(self.low)}, {_say(self.high)}]"
         seeds = f"{self.n} of {self.n_asked} seeds"
-        text = f"{self.name}{where}: {effect} {self.unit}, {seeds}, {self.region}: {self.verdict}"
+        text = f"{self.name}{where}: {effect}, {seeds}, {self.region}: {self.verdict}"
         return text + (f" ({self.note})" if self.note else "")
 
     @property
@@ -165,8 +167,8 @@ def _json_safe(value: Any) -> Any:
     return value
 
 
-def _bound(x: float) -> str:
-    return f"{x:.3g}" if np.isfinite(x) else "open"
+def _say(x: float) -> str:
+    return f"{round(x, 9):.3g}" if np.isfinite(x) else "open"
 
 
 def judge(cells: pd.DataFrame, margins: Margins, level: float = LEVEL) -> list[Verdict]:
