@@ -1,5 +1,9 @@
 # make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report
+# make report | status | prepare [STUDY=pilot]       the steps by themselves
 # make test                                          everything .ci/run checks
+# make check                                         lint, format, types
+# make coverage                                      simulated studies: are the intervals honest?
+# make bench                                         speed claims, as ratios
 STUDY ?= pilot
 RUNS ?= runs
 DATA ?= data
@@ -10,10 +14,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY_TOOL = $(BIN)/python -m tune_study
 
-.PHONY: sweep report status prepare test check clean
+# What to type again, said when a sweep is interrupted.
+AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
+  runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))
+
+.PHONY: sweep report status prepare test check coverage bench clean
 
 sweep: $(VENV)/installed
-	@TUNE_STUDY_COMMAND="make sweep STUDY=$(STUDY)" $(STUDY_TOOL) sweep $(STUDY)
+	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY)
 
 report status prepare: $(VENV)/installed
 	@$(STUDY_TOOL) $@ $(STUDY)
@@ -25,6 +33,12 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+coverage: $(VENV)/installed
+	$(BIN)/python -m benchmarks.coverage
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.prepare
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \

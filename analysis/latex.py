@@ -95,10 +95,10 @@ def arms_table(summary: dict[str, Any]) -> str:
         "Depth",
         "QK-norm",
         "Stable",
-        "Best loss",
+        "Loss",
         "LR sens.",
         "95 % interval",
-        "Max. stable LR",
+        "Max. LR",
     )
     return _table(head, rows, "rlrrrlr")
 

@@ -147,7 +147,7 @@ def _cell(
     return {
         "cell": config.label,
         **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed", "steps")},
-        **{"state": state, "reason": reason, "step": step, "gap": gap},
+        "state": state, "reason": reason, "step": step, "gap": gap,
         "loss": _number(last.get("val/loss")),
         "loss_init": _number(last.get("val/loss_init")),
         "loss_best": _number(last.get("val/loss_min")),

@@ -7,6 +7,7 @@ reason beside it. `summary_schema.json` describes every field.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # analysis.load imports Ray, which plain numbers do not need
     from analysis.load import Results
 
 SCHEMA_VERSION = 1
+UNKNOWN = "unknown"
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -115,11 +117,7 @@ def answer(summary: dict[str, Any]) -> list[str]:
             (_edge_with_interval, "the maximum stable learning rate"),
             (_sensitivity, "LR sensitivity (nats a token)"),
         ):
-            changes = [
-                f"{'' if without is None else f'from {quantity(without)} '}to {quantity(arm)} "
-                f"at depth {arm['depth']}"
-                for arm, without in paired
-            ]
+            changes = [_change(quantity, without, arm) for arm, without in paired]
             sentences.append(f"QK-norm ({short_name(name)}) takes {words} {_listed(changes)}.")
         needed = [
             f"{_threshold(row)} at depth {row['depth']}"
@@ -132,6 +130,16 @@ def answer(summary: dict[str, Any]) -> list[str]:
         edges = [f"{_edge_with_interval(arm)} at depth {arm['depth']}" for arm in off]
         sentences.append(f"Without QK-norm the maximum stable learning rate is {_listed(edges)}.")
     return sentences
+
+
+def _change(
+    quantity: Callable[[dict[str, Any]], str], off: dict[str, Any] | None, on: dict[str, Any]
+) -> str:
+    """'from 0.0562 to 0.562 at depth 2', as far as it is known."""
+    before, after = "" if off is None else quantity(off), quantity(on)
+    if after == UNKNOWN and before in (UNKNOWN, ""):
+        return f"to an unknown value at depth {on['depth']}"
+    return f"{f'from {before} ' if before else ''}to {after} at depth {on['depth']}"
 
 
 def _listed(parts: list[str]) -> str:
@@ -147,7 +155,7 @@ def _edge_with_interval(arm: dict[str, Any]) -> str:
 def _sensitivity(arm: dict[str, Any]) -> str:
     value = arm["lr_sensitivity"]
     if value["value"] is None:
-        return "unknown"
+        return UNKNOWN
     return f"{value['value']:.2f} {interval_text(value['low'], value['high'])}".strip()
 
 
@@ -192,11 +200,11 @@ def edge_text(edge: dict[str, Any]) -> str:
     if edge["censored"] == "both":
         return "off the grid at both ends, by seed"
     sign = {"above": "≥ ", "below": "< ", "": ""}[edge["censored"]]
-    return "unknown" if edge["value"] is None else f"{sign}{lr_text(edge['value'])}"
+    return UNKNOWN if edge["value"] is None else f"{sign}{lr_text(edge['value'])}"
 
 
 def best_lr_text(arm: dict[str, Any]) -> str:
     """The best LR; at an end of the grid the true one may lie beyond: '≤ 0.001', '≥ 1'."""
     if arm["best_lr"] is None:
-        return "unknown"
+        return UNKNOWN
     return {"below": "≤ ", "above": "≥ ", "": ""}[arm["best_lr_censored"]] + lr_text(arm["best_lr"])

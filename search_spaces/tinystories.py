@@ -16,7 +16,7 @@ STUDY = Study(
         val_windows=128,
         data=DataConfig(corpus="tinystories", tokenizer="bpe", vocab_size=8192),
         device="auto",
-        threads=8,
+        threads=0,
     ),
     axes={
         "lr": log_grid(3e-4, 3e-1, per_decade=4),

@@ -101,8 +101,8 @@ def test_subtitle_names_what_is_missing(specs: dict[str, dict[str, Any]]) -> Non
     assert "1 errored" in text
     assert "8 missing" in text
     assert "1 seed" in text
-    assert "no LR sensitivity for QK-norm off at depth 2" in text
-    assert "best LR at an end of the grid: QK-norm on (RMSNorm) at depth 1 (≥ 1)" in text
+    assert "no LR sensitivity: off at depth 2; RMSNorm at depth 2, 4" in text
+    assert "best LR at an end of the known grid: RMSNorm at depth 1" in text
 
 
 def test_a_line_never_spans_a_gap() -> None:
@@ -176,6 +176,14 @@ def test_the_arm_keeps_its_colour_in_every_figure(specs: dict[str, dict[str, Any
                 assert scale.items() <= expected.items(), name
 
 
+def test_a_selection_listens_in_every_panel(specs: dict[str, dict[str, Any]]) -> None:
+    for name in ("lr_loss", "max_logit"):
+        (pick,) = [param for param in specs[name]["params"] if param["name"] == "pick"]
+        named = {layer["name"] for layer in spec_layers(specs[name]) if "name" in layer}
+        assert set(pick["views"]) == named
+        assert len(named) == 3
+
+
 def test_unknown_arms_get_colours_of_their_own() -> None:
     colours = theme.arm_colours(["zeta", "off", "alpha"])
     assert list(colours) == ["off", "alpha", "zeta"]
@@ -206,7 +214,7 @@ def test_censored_edges_get_arrows(awkward: Any, specs: dict[str, dict[str, Any]
     assert by[1, "rmsnorm"]["up"] is not None
     text = subtitle(specs["max_stable_lr"])
     assert "1 of 6 seeds have a stable cell above an unstable one" in text
-    assert "nothing known for QK-norm on (RMSNorm) at depth 4" in text
+    assert "nothing known: RMSNorm at depth 4" in text
 
 
 def test_curves_are_thinned_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

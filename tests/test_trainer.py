@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -245,6 +246,10 @@ def test_a_device_that_is_not_here_is_refused(small, tokens):
     missing = "mps" if not torch.backends.mps.is_available() else "cuda"
     with pytest.raises(ConfigError, match=f"device = '{missing}'"):
         Trainer(small.replace(device=missing), tokens)
+
+
+def test_threads_0_means_all_cores_and_is_recorded_as_such(small, tokens):
+    assert Trainer(small.replace(threads=0), tokens).config.threads == os.cpu_count()
 
 
 def test_no_float64_tensor_is_made(small, tokens):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,9 +94,7 @@ def sweep(
 
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name)
-    on = device.resolve(wanted.base.device)
-    device.check_precision(on, wanted.base.precision)
-    wanted = wanted.replace(base=wanted.base.replace(device=on))
+    wanted = wanted.replace(base=device.settle(wanted.base))
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     folder = StudyFolder(runs, wanted.name)
@@ -105,6 +104,9 @@ def sweep(
         folder.refuse_if_different(wanted, tokens.manifest.checksum)
         plan = engine.plan(wanted, folder, tokens.manifest.checksum)
         folder.write(wanted, tokens.manifest.model_dump(mode="json"))
+        if plan.todo:
+            # A report of what was known before must not stand as the answer meanwhile.
+            shutil.rmtree(folder.report, ignore_errors=True)
         outcome = _run(plan, folder, tokens) if plan.todo else engine.Outcome(False, {})
     if not plan.todo:
         print(f"{wanted.name}: all {len(wanted)} cells are done.")

@@ -192,7 +192,9 @@ class TrialConfig(Config):
         "auto", description="'auto', 'cpu', 'mps' or 'cuda'"
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="'fp32' or 'bf16'")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads a trial, 1 or more")
+    threads: int = Field(
+        1, ge=0, le=1024, description="CPU threads a trial, 1 or more, or 0 for all cores"
+    )
     compile: bool = Field(False, description="true or false")
 
     @model_validator(mode="after")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import torch
 
-from tune_study.config import ConfigError
+from tune_study.config import ConfigError, TrialConfig
 
 
 def resolve(name: str) -> str:
@@ -26,6 +27,17 @@ def resolve(name: str) -> str:
         here = ", ".join(device for device, present in available.items() if present)
         raise ConfigError(f"device = {name!r}: not on this machine. Give 'auto' or one of: {here}.")
     return name
+
+
+def settle(config: TrialConfig) -> TrialConfig:
+    """The config with device and threads as they are on this machine: no `auto`, no 0.
+
+    Raises:
+        ConfigError: for a device or precision that this machine does not have.
+    """
+    device = resolve(config.device)
+    check_precision(device, config.precision)
+    return config.replace(device=device, threads=config.threads or os.cpu_count() or 1)
 
 
 def check_precision(device: str, precision: str) -> None:

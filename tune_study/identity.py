@@ -21,10 +21,13 @@ def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
     change the last bits.
 
     Raises:
-        ConfigError: if the device is still 'auto', which names no device.
+        ConfigError: if device or threads are not settled: `auto` and 0 name none.
     """
-    if config.device == "auto":
-        raise ConfigError("device = 'auto': a cell's identity needs the device itself.")
+    if config.device == "auto" or config.threads == 0:
+        raise ConfigError(
+            f"device = {config.device!r}, threads = {config.threads}: a cell's identity needs "
+            "those of the machine."
+        )
     return {
         **config.model_dump(mode="json", exclude={"data"}),
         "data_checksum": data_checksum,

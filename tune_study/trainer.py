@@ -60,7 +60,7 @@ class Trainer:
     """Holds one run: model, optimiser, step and the running values that outlive a report.
 
     Args:
-        config: the cell; `device` is resolved here.
+        config: the cell; device and threads are settled here.
         tokens: the prepared corpus. Batches depend on (seed, step) alone and the
             validation windows on nothing, so all arms, learning rates and depths share them.
 
@@ -70,10 +70,9 @@ class Trainer:
     """
 
     def __init__(self, config: TrialConfig, tokens: Tokens) -> None:
-        self.config = config
+        self.config = config = devices.settle(config)
         self.tokens = tokens
-        self.device = devices.resolve(config.device)
-        devices.check_precision(self.device, config.precision)
+        self.device = config.device
         torch.set_num_threads(config.threads)
         torch.manual_seed(stream_seed(config.seed, "torch"))
 

@@ -79,7 +79,7 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         )
         only = f"datum.depth == {depth}"
         line = alt.Chart(alt.NamedData("curves")).transform_filter(only)
-        end = alt.Chart(alt.NamedData("ends"), name=f"ends_{depth}").transform_filter(only)
+        end = alt.Chart(alt.NamedData("ends"), name=f"ends_{i}").transform_filter(only)
         line = line.mark_line(strokeWidth=layout.stroke * 0.7, invalid=BREAK_AT_GAPS).encode(
             x=x, y=y, color=colour, detail=alt.Detail("cell:N"), opacity=_if(chosen, 0.55, 0.04)
         )

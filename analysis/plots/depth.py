@@ -22,6 +22,7 @@ from analysis.plots.theme import (
     arm_colour,
     arm_name,
     arm_order,
+    by_arm,
     decades,
     sized,
     styled,
@@ -176,11 +177,8 @@ def _within(table: pd.DataFrame, bottom: float, top: float) -> pd.DataFrame:
 def _unknown(means: pd.DataFrame, seeds: pd.DataFrame, words: str) -> list[str]:
     """Subtitle lines that name the arms and count the seeds without a value."""
     lost = means[means["y"].isna() & means.get("censored", pd.Series("", means.index)).eq("")]
-    names = [
-        f"{arm_name(arm)} at depth {depth}"
-        for arm, depth in zip(lost["qk_norm"], lost["depth"], strict=True)
-    ]
-    notes = [f"{words} for {', '.join(names)}"] if names else []
+    notes = [f"{words}: {by_arm(zip(lost['qk_norm'], lost['depth'], strict=True))}"]
+    notes = notes if len(lost) else []
     without = int(seeds["y"].isna().sum())
     return [*notes, *([f"{without} of {len(seeds)} seeds have no value"] if without else [])]
 

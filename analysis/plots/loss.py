@@ -20,8 +20,8 @@ from analysis.plots.theme import (
     WIDE,
     Layout,
     arm_colour,
-    arm_name,
     arm_order,
+    by_arm,
     cell_tooltip,
     dodged,
     last_row,
@@ -58,7 +58,7 @@ def lr_loss(
         cells: as `analysis.tables.CELL_COLUMNS`.
         curve: as `analysis.estimators.by_lr`: for each (depth, qk_norm, lr) asked, median (NaN
             where
-            no seed has a loss), low, high, n_asked, n_stable.
+            no seed has a loss), low, high, n_asked, n_stable, n_errored, n_missing.
         references: depth, name, value (nats a token) of the horizontal rules.
         sensitivity: as `analysis.estimators.lr_sensitivity`.
         arms_summary: as `analysis.estimators.arm_summary`.
@@ -75,7 +75,10 @@ def lr_loss(
     rules = references.assign(
         x=math.sqrt(lrs[0] * lrs[-1]),  # the middle, where the curves leave room
         label=references["name"] + references["value"].map(" {:.2f}".format),
-        lowest=references["value"].eq(references.groupby("depth")["value"].transform("min")),
+        # Labels stand above their rule, the lowest one's below, as the curves come down to it;
+        # unless it is so low that the axis comes first.
+        below=references["value"].eq(references.groupby("depth")["value"].transform("min"))
+        & references["value"].gt(0.08 * top),
     )
     width = layout.panel_width(len(depths))
     panel = _Panel(
@@ -91,6 +94,7 @@ def lr_loss(
     )
     charts = [
         panel.draw(
+            i,
             depth,
             x=log_x("x", lrs, "peak learning rate" if last_row(i, len(depths), layout) else None),
             y_title=None if i % layout.columns else "final validation loss (nats/token)",
@@ -105,7 +109,7 @@ def lr_loss(
         "rules": rules,
     }
     title = "Final loss against learning rate"
-    chart = selectable(chart, [f"cells_{depth}" for depth in depths])
+    chart = selectable(chart, [f"cells_{i}" for i in range(len(depths))])
     notes = [*_notes(cells), *_at_the_edge(arms_summary), *lost]
     return styled(chart, layout, tables, title, notes)
 
@@ -116,7 +120,7 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     seeds = cells["seed"].nunique()
     notes = [
         f"{len(cells)} cells, {seeds} seed{'s'[: seeds != 1]}; one mark a cell, line: median",
-        "k/n above a learning rate: k of its n seeds are stable",
+        "k/n above a learning rate: only k of its n seeds are stable",
     ]
     for state, words in (("errored", "errored"), ("missing", "missing or unfinished")):
         if state in counts.index:
@@ -131,13 +135,8 @@ def _notes(cells: pd.DataFrame) -> list[str]:
 
 def _at_the_edge(arms: list[dict[str, Any]]) -> list[str]:
     """The arms whose best learning rate is an end of the grid, so that it may lie beyond."""
-    names = [
-        f"{arm_name(arm['qk_norm'])} at depth {arm['depth']} ({sign} {arm['best_lr']:g})"
-        for arm in arms
-        for sign in [{"below": "≤", "above": "≥"}.get(arm["best_lr_censored"])]
-        if sign
-    ]
-    return [f"best LR at an end of the grid: {', '.join(names)}"] if names else []
+    edge = [(arm["qk_norm"], arm["depth"]) for arm in arms if arm["best_lr_censored"]]
+    return [f"best LR at an end of the known grid: {by_arm(edge)}"] if edge else []
 
 
 def _top(cells: pd.DataFrame, references: pd.DataFrame) -> float:
@@ -165,9 +164,10 @@ def _marks(cells: pd.DataFrame, top: float, arms: int) -> pd.DataFrame:
 def _counted(curve: pd.DataFrame, arms: list[str], top: float) -> pd.DataFrame:
     """The curve, with the text and the row that say how many seeds are stable."""
     row = curve["qk_norm"].map({arm: len(arms) - i for i, arm in enumerate(arms)})
-    text = curve["n_stable"].astype(str) + "/" + curve["n_asked"].astype(str)
+    known = curve["n_asked"] - curve["n_errored"] - curve["n_missing"]
+    text = curve["n_stable"].astype(str) + "/" + known.astype(str)
     return curve.assign(
-        stable=text.where(curve["n_stable"] < curve["n_asked"], ""),
+        stable=text.where(curve["n_stable"] < known, ""),
         y_stable=top * (1 + _ROW * row),
     )
 
@@ -185,7 +185,7 @@ class _Panel:
     width: float
     count_font: float
 
-    def draw(self, depth: int, x: alt.X, y_title: str | None) -> Any:
+    def draw(self, index: int, depth: int, x: alt.X, y_title: str | None) -> Any:
         layout = self.layout
         only = f"datum.depth == {depth}"
         scale = alt.Scale(domain=self.domain, nice=False, zero=False)
@@ -204,16 +204,15 @@ class _Panel:
 
         layers = [
             rules.mark_rule(color=GREY, strokeDash=[4, 3], strokeWidth=0.8).encode(y=y("value")),
-            # Labels stand above their rule; the lowest one's below, as the curves come to it.
             *(
-                rules.transform_filter(f"{'' if lowest else '!'}datum.lowest")
+                rules.transform_filter(f"{'' if below else '!'}datum.below")
                 .mark_text(
                     color=GREY,
                     fontSize=layout.font * 0.85,
-                    dy=layout.font * (0.6 if lowest else -0.6),
+                    dy=layout.font * (0.6 if below else -0.6),
                 )
                 .encode(x=x, y=y("value"), text=alt.Text("label:N"))
-                for lowest in (False, True)
+                for below in (False, True)
             ),
             *([band] if self.band else []),
             curve.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(y=y("median")),
@@ -231,6 +230,6 @@ class _Panel:
                 opacity=picked(0.9, 0.2),
                 tooltip=cell_tooltip(),
             )
-            .properties(name=f"cells_{depth}"),
+            .properties(name=f"cells_{index}"),
         ]
         return sized(alt.layer(*layers), self.width, layout.panel_height, f"depth {depth}")

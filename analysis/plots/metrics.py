@@ -94,7 +94,7 @@ def metric(
             return alt.Y(f"{field}:Q", scale=scale, axis=axis)
 
         lines = alt.Chart(alt.NamedData("curve")).transform_filter(only)
-        points = alt.Chart(alt.NamedData("values"), name=f"values_{depth}").transform_filter(only)
+        points = alt.Chart(alt.NamedData("values"), name=f"values_{i}").transform_filter(only)
         chart = alt.layer(
             lines.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(
                 x=x, y=y("median"), color=colour
@@ -116,7 +116,7 @@ def metric(
                 f"depth {depth}",
             )
         )
-    figure = selectable(panels(charts, layout), [f"values_{depth}" for depth in depths])
+    figure = selectable(panels(charts, layout), [f"values_{i}" for i in range(len(depths))])
     figure.params = [*figure.params, layer]
     return styled(figure, layout, tables, title, _notes(values, finite, layers[0], log))
 

@@ -70,7 +70,7 @@ def steps_to_loss(
         y = alt.Y("step:Q", scale=scale, axis=alt.Axis(title=y_title, values=ticks))
         only = f"datum.depth == {depth}"
         lines = alt.Chart(alt.NamedData("medians")).transform_filter(only)
-        points = alt.Chart(alt.NamedData("times"), name=f"times_{depth}").transform_filter(only)
+        points = alt.Chart(alt.NamedData("times"), name=f"times_{i}").transform_filter(only)
         chart = alt.layer(
             lines.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(
                 x=x, y=y, color=colour

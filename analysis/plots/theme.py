@@ -115,6 +115,14 @@ def short_name(arm: str) -> str:
     return _SHORT_NAMES.get(arm, arm)
 
 
+def by_arm(pairs: Iterable[tuple[str, int]]) -> str:
+    """(arm, depth) pairs in few words: 'off at depth 1, 2; RMSNorm at depth 4'."""
+    depths: dict[str, list[str]] = {}
+    for arm, depth in pairs:
+        depths.setdefault(arm, []).append(str(depth))
+    return "; ".join(f"{short_name(arm)} at depth {', '.join(of)}" for arm, of in depths.items())
+
+
 def arm_order(arms: Iterable[str]) -> list[str]:
     """The arms present, the reference (`off`) first, then the known ones, then by name."""
     present = set(arms)
@@ -347,7 +355,10 @@ def _config(layout: Layout) -> dict[str, Any]:
 
 
 def selectable(chart: Any, views: Sequence[str]) -> Any:
-    """`chart` with one selection of cells, `pick`, by a click in any of the named views."""
+    """`chart` with one selection of cells, `pick`, by a click in any of the named views.
+
+    A view's name ends in its panel's position: Altair rewrites other numbers to that.
+    """
     chart.params = [
         alt.TopLevelSelectionParameter(
             name="pick",
