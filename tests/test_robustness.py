@@ -17,18 +17,22 @@ MARGINS = Margins()
 @pytest.fixture(scope="module")
 def cells() -> pd.DataFrame:
     lrs = log_grid(1e-3, 1.0, 4)
-    return draw(World(), lrs, (1, 2), 4, 1, np.random.default_rng(7)).cells()
+    return draw(World(), lrs, (1, 2), 3, 1, np.random.default_rng(7)).cells()
 
 
-def test_every_choice_is_changed_and_the_verdicts_kept_apart(cells: pd.DataFrame) -> None:
+@pytest.fixture(scope="module")
+def rows(cells: pd.DataFrame) -> pd.DataFrame:
     hopeless = cells.assign(state=np.where(cells["lr"] > 0.02, "failed", cells["state"]))
 
     def refused() -> pd.DataFrame:
         raise ConfigError("criterion: its history is not there.")
 
-    rows = panel(cells, MARGINS, {"strict": lambda: hopeless, "lost": refused})
-    # Declared, 2 criteria, 3 grids, 6 margins twice, 4 seeds; three hypotheses each.
-    assert len(rows) == 3 * (1 + 2 + 3 + 12 + 4)
+    return panel(cells, MARGINS, {"strict": lambda: hopeless, "lost": refused})
+
+
+def test_every_choice_is_changed_and_the_verdicts_kept_apart(rows: pd.DataFrame) -> None:
+    # Declared, 2 criteria, 3 grids, 6 margins twice, 3 seeds; three hypotheses each.
+    assert len(rows) == 3 * (1 + 2 + 3 + 12 + 3)
     assert rows.loc[rows["choice"] == "as declared", "holds"].all()
     lost = rows[rows["change"] == "lost"]
     assert (lost["verdict"] == "not judged").all()
@@ -38,8 +42,7 @@ def test_every_choice_is_changed_and_the_verdicts_kept_apart(cells: pd.DataFrame
     assert not strict["holds"].any()
 
 
-def test_leaving_a_seed_out_is_judging_the_rest(cells: pd.DataFrame) -> None:
-    rows = panel(cells, MARGINS)
+def test_leaving_a_seed_out_is_judging_the_rest(cells: pd.DataFrame, rows: pd.DataFrame) -> None:
     got = rows[rows["change"] == "without seed 2"].set_index("hypothesis")
     for verdict in judge(cells[cells["seed"] != 2], MARGINS):
         row = got.loc[verdict.hypothesis]
