@@ -318,10 +318,12 @@ def _low_and_high(evidence: Evidence, margins: Margins) -> list[Measured]:
         "up to": (-margins.equivalence, margins.equivalence),
         "above": (margins.superiority, np.inf),
     }
-    return [
-        _of_values(f"mean gain {side} off's best LR", depth, "nats", *regions[side], gain)
-        for depth, side, gain in mean_gains(evidence)
-    ]
+    parts = []
+    for depth, side, gain in mean_gains(evidence):
+        name = f"mean gain {side} off's best LR"
+        note = "no seed has learning rates there with every cell known" * bool(np.isnan(gain).all())
+        parts.append(_of_values(name, depth, "nats", *regions[side], gain, note))
+    return parts
 
 
 def _stability(evidence: Evidence, margins: Margins) -> list[Measured]:

@@ -135,6 +135,13 @@ def test_lost_seed_lowers_n_and_is_named() -> None:
     assert "1 of 3 seeds have no value" in drop.note
 
 
+def test_off_best_at_the_top_of_the_grid_leaves_nothing_above_it() -> None:
+    curves = {(2, arm, s): [3.0, 2.5, 2.0 + s / 100] for arm in ("off", "rmsnorm") for s in (0, 1)}
+    high = verdicts(table((1e-3, 1e-2, 1e-1), curves))["H1"].parts[1]
+    assert (high.verdict, high.n) == ("inconclusive", 0)
+    assert "no seed has learning rates there" in high.needed
+
+
 def test_one_depth_has_no_slope() -> None:
     got = verdicts(study(World(), depths=(2,)))["H3"]
     assert (got.verdict, got.n) == ("inconclusive", 0)
