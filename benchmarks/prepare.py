@@ -13,10 +13,12 @@ built-in generator, repeated up to the size asked for.
   the text, since its speed does not depend on the length.
 
 Prints MB/s of both, processor seconds (which other work on the machine disturbs less), the
-peak resident memory of ours (of the process that has most; all are alike), and the ratio of
-the MB/s. Checks that the
-tokens are the same. The exit code is 1 if the ratio is below 2 or all
-processes of ours together may have taken 1 GiB or more.
+peak resident memory of ours (of the process that has most) and the ratio of the MB/s. Checks
+that the tokens are the same. The exit code is 1 if they are not, if the ratio is below 2, or
+if all processes of ours together may have taken 1 GiB or more.
+
+A BPE is trained on at most 64 MiB of text, which takes longer than encoding as much: shorter
+texts than the default show that and little else.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ def test_branches_are_all_ways_and_sum_to_one() -> None:
 
 def test_exact_entropy_is_the_mean_of_minus_log_p() -> None:
     exact = process.entropy(tell)
-    sample = [-log_p for _, log_p in islice(stories(3, "train"), 20_000)]
+    sample = [-log_p for _, log_p in islice(stories(3, "train"), 10_000)]
     error = statistics.stdev(sample) / math.sqrt(len(sample))
-    assert error < 0.001 * exact
+    assert error < 0.0012 * exact
     # Four standard errors: a right value fails for 1 seed in 16,000, and the seed is fixed.
     assert abs(statistics.fmean(sample) - exact) < 4 * error
 

@@ -28,7 +28,7 @@ GPT2_FILES = [SHARED / "gpt2_vocab.bpe", SHARED / "gpt2_encoder.json"]
 needs_gpt2 = pytest.mark.skipif(
     not all(path.exists() for path in GPT2_FILES), reason="GPT-2's BPE files are not here"
 )
-bounded = settings(max_examples=300, deadline=None, derandomize=True)
+bounded = settings(max_examples=150, deadline=None, derandomize=True)
 
 # White space in all orders, so that merges of it exist and a wrong cut shows.
 SPACES = [f"a{one}{two}{three}b" for one in " \n\t" for two in " \n\t" for three in " \n\t"]
@@ -86,8 +86,8 @@ def test_cells_are_forgotten_and_learned_anew(monkeypatch: pytest.MonkeyPatch) -
         assert len(encoder._inner) <= 10
 
 
-@pytest.mark.parametrize("helpers", [0, 1, 3])
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 8])
+@pytest.mark.parametrize("helpers", [0, 2])
+@pytest.mark.parametrize("count", [1, 2, 8])
 def test_helpers_keep_the_order(monkeypatch: pytest.MonkeyPatch, helpers: int, count: int) -> None:
     monkeypatch.setattr(workers, "ALONE", 1)
     chunks = [STORIES[3 * i : 3 * i + 3] for i in range(count)]
