@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -52,21 +54,10 @@ def render(
         drawn: the figures, in reading order.
         specs: figure name -> layout name -> Vega-Lite specification.
     """
-    datasets: dict[str, Any] = {}
-    figures = {
-        name: {layout: _share(spec, datasets) for layout, spec in by_layout.items()}
-        for name, by_layout in specs.items()
-    }
     cells = results.cells[TABLE_COLUMNS]
-    data = {
-        "datasets": datasets,
-        "figures": figures,
-        "dark": DARK,
-        "widths": {layout.name: layout.width for layout in (COLUMN, WIDE)},
-        "cells": _columns(json_safe(cells.to_dict("records"))),
-    }
+    data = _chart_data(specs) | {"cells": _columns(json_safe(cells.to_dict("records")))}
     return (
-        _environment()
+        environment()
         .get_template("page.html")
         .render(
             results=results,
@@ -82,6 +73,30 @@ def render(
             leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
         )
     )
+
+
+def render_comparison(specs: dict[str, dict[str, dict[str, Any]]], **content: Any) -> str:
+    """The page of several studies side by side; `content` is what compare.html names."""
+    return (
+        environment()
+        .get_template("compare.html")
+        .render(data=_script_json(_chart_data(specs)), vega=vega_bundle(), **content)
+    )
+
+
+def _chart_data(specs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What charts.js draws from: figures, each dataset once, and the looks."""
+    datasets: dict[str, Any] = {}
+    figures = {
+        name: {layout: _share(spec, datasets) for layout, spec in by_layout.items()}
+        for name, by_layout in specs.items()
+    }
+    return {
+        "datasets": datasets,
+        "figures": figures,
+        "dark": DARK,
+        "widths": {layout.name: layout.width for layout in (COLUMN, WIDE)},
+    }
 
 
 @functools.cache
@@ -161,7 +176,7 @@ def _arm_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis", "templates"),
         autoescape=True,
@@ -173,3 +188,10 @@ def _environment() -> jinja2.Environment:
     environment.filters["fixed"] = lambda value: "–" if value is None else f"{value:.3g}"
     environment.filters["interval"] = lambda part: interval_text(part["low"], part["high"], ".3g")
     return environment
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """Writes a file whole or not at all: beside its place first, then moved there."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(part, path)

@@ -13,7 +13,6 @@ Also for a study that is still running: the page says so and shows what is known
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ import vl_convert
 
 from analysis import latex, page
 from analysis.figures import figures
+from analysis.page import replace_file
 from analysis.plots.theme import COLUMN, VEGALITE, WIDE
 from analysis.summary import json_safe, summarise
 
@@ -52,13 +52,13 @@ def write(results: Results, out: Path) -> Path:
             _write_figure(folder, name if layout == COLUMN.name else f"{name}-{layout}", spec)
     tables = out / "tables"
     tables.mkdir(exist_ok=True)
-    _replace(tables / "arms.tex", latex.arms_table(summary))
-    _replace(tables / "verdicts.tex", latex.verdicts_table(summary))
-    _replace(out / "macros.tex", latex.macros(summary))
+    replace_file(tables / "arms.tex", latex.arms_table(summary))
+    replace_file(tables / "verdicts.tex", latex.verdicts_table(summary))
+    replace_file(out / "macros.tex", latex.macros(summary))
     for name, table in (("cells", results.cells), ("history", results.history)):
-        _replace(out / f"{name}.parquet", table.to_parquet(index=False))
-    _replace(out / "summary.json", dump_json(summary, indent=1))
-    _replace(out / "index.html", page.render(results, summary, drawn, specs))
+        replace_file(out / f"{name}.parquet", table.to_parquet(index=False))
+    replace_file(out / "summary.json", dump_json(summary, indent=1))
+    replace_file(out / "index.html", page.render(results, summary, drawn, specs))
     return out / "index.html"
 
 
@@ -71,14 +71,7 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
 def _write_figure(folder: Path, stem: str, spec: dict[str, Any]) -> None:
     """One figure in every format. It is drawn once, as SVG, and the others made of that."""
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE)
-    _replace(folder / f"{stem}.svg", svg)
-    _replace(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
-    _replace(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=2.5))
-    _replace(folder / f"{stem}.vl.json", dump_json(spec))
-
-
-def _replace(path: Path, content: bytes | str) -> None:
-    """Writes a file whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(part, path)
+    replace_file(folder / f"{stem}.svg", svg)
+    replace_file(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
+    replace_file(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=2.5))
+    replace_file(folder / f"{stem}.vl.json", dump_json(spec))

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from analysis import estimators, latex, page, report
+from analysis.compare import compare
 from analysis.figures import figures
 from analysis.load import Results
 from analysis.plots import COLUMN, WIDE
@@ -30,6 +31,7 @@ from analysis.summary import (
 )
 from analysis.tables import CELL_COLUMNS, as_cells
 from tests import fabricated
+from tune_study.config import ConfigError, log_grid
 
 SCHEMA = json.loads((Path(report.__file__).parent / "summary_schema.json").read_text())
 
@@ -71,7 +73,9 @@ def awkward() -> Results:
 
 
 def test_every_figure_in_every_format(out: Path, small: Results) -> None:
-    names = [f.name for f in figures(small, estimators.arm_summary(small.cells, small.study.margins))]
+    names = [
+        f.name for f in figures(small, estimators.arm_summary(small.cells, small.study.margins))
+    ]
     assert names[0] == "lr_loss"
     for name in names:
         for stem in (name, f"{name}-wide"):
@@ -265,8 +269,6 @@ def test_learning_rates_are_readable(value: float | None, text: str) -> None:
 
 
 def test_learning_rates_of_a_fine_grid_stay_distinct() -> None:
-    from tune_study.config import log_grid
-
     grid = log_grid(1e-5, 1e-3, 16)
     assert len({lr_text(lr) for lr in grid}) == len(grid)
 
@@ -351,3 +353,27 @@ def _has_class(name: str) -> bool:
         ["kpsewhich", f"{name}.cls"], capture_output=True, text=True, check=False
     )
     return bool(found.stdout.strip())
+
+
+# ------------------------------------------------------------------- comparison
+
+
+def test_two_studies_side_by_side(small: Results, tmp_path: Path) -> None:
+    """The second has another range of learning rates: its losses are refused, by name."""
+    other = fabricated.results(fabricated.study(lr=(0.01, 0.1, 1.0), depth=(1,), seed=(0, 1)))
+    other = replace(other, study=other.study.replace(name="coarse"))
+    html = compare([small, other], tmp_path).read_text()
+    assert "coarse" in html
+    assert "7 from 0.001 to 1" in html
+    assert "3 from 0.01 to 1" in html
+    assert "not compared: learning rates" in html
+    assert "LR sensitivity <small>" not in html
+    twin = replace(small, study=small.study.replace(name="twin"))
+    html = compare([small, twin], tmp_path).read_text()
+    assert "Nothing but the name" in html
+    assert "LR sensitivity <small>twin" in html
+
+
+def test_a_comparison_needs_two_studies(small: Results, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs at least two"):
+        compare([small, small], tmp_path)

@@ -162,8 +162,8 @@ def _means(arms: list[dict[str, Any]], estimate: str) -> pd.DataFrame:
 
 def _within(table: pd.DataFrame, bottom: float, top: float) -> pd.DataFrame:
     """The table with its ends on the axis, and where to draw an arrow for what lies beyond."""
-    up = table["censored"].isin(["above", "both"])
-    down = table["censored"].isin(["below", "both"])
+    up = table["censored"].isin(["above", "both"]) | (table["high"] > top)
+    down = table["censored"].isin(["below", "both"]) | (table["low"] < bottom)
     low = table["low"].where(table["low"] > 0).mask(down, bottom)
     high = table["high"].where(np.isfinite(table["high"])).mask(up, top)
     return table.assign(

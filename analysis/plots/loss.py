@@ -120,7 +120,7 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     seeds = cells["seed"].nunique()
     notes = [
         f"{len(cells)} cells, {seeds} seed{'s'[: seeds != 1]}; one mark a cell, line: median",
-        "k/n above a learning rate: only k of its n seeds are stable",
+        "k/n: only k of the n seeds are stable there",
     ]
     for state, words in (("errored", "errored"), ("missing", "missing or unfinished")):
         if state in counts.index:
