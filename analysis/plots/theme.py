@@ -293,7 +293,7 @@ def styled(
     All of it is set in place: Altair copies and checks the whole chart at every method call.
     """
     font = layout.font
-    line = int(layout.width / (font * 0.57))  # mean width of a letter, in font sizes
+    line = int(layout.width / (font * 0.48))  # mean width of a letter, in font sizes
     chart.title = alt.TitleParams(
         text=title,
         subtitle=[part for note in subtitle for part in textwrap.wrap(note, line)],

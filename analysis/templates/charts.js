@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const narrow = matchMedia("(max-width: 700px)");
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("screen and (max-width: 700px)");
+const dark = matchMedia("screen and (prefers-color-scheme: dark)");
 const views = {};      // figure name -> Vega view, once drawn
 let picked = [];       // names of the cells selected in any figure or in the table
 
@@ -23,7 +23,7 @@ function specFor(name) {
   const { spec, datasets } = data.figures[name][layoutName()];
   const full = structuredClone(spec);
   full.datasets = Object.fromEntries(Object.entries(datasets).map(([n, key]) => [n, dataset(key)]));
-  if (dark.matches && !matchMedia("print").matches) {
+  if (dark.matches) {
     for (const [key, value] of Object.entries(data.dark)) {
       full.config[key] = typeof value === "object" ? { ...full.config[key], ...value } : value;
     }
