@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis import estimators, plots
+from analysis import estimators, hypotheses, plots, robustness
 from analysis.plots.metrics import ALL_LAYERS
 from analysis.summary import has_pairs
+from tune_study.config import ConfigError, Margins
 
 if TYPE_CHECKING:
     from analysis.load import Results
@@ -168,7 +170,29 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
                 lambda layout: plots.training_curves(cells, history, layout),
             )
         )
+    if _judged(cells, study.margins):
+        # Judging some twenty times takes seconds, so only once and only for a drawing.
+        panel = functools.cache(lambda: robustness.panel(cells, study.margins))
+        drawn.append(
+            Figure(
+                "robustness",
+                "The verdicts when one choice behind them is made otherwise: the learning rates, a "
+                "margin, the seeds without one of them. A conclusion to rely on keeps its verdict.",
+                lambda layout: plots.robustness(panel(), layout),
+            )
+        )
     return drawn
+
+
+def _judged(cells: pd.DataFrame, margins: Margins) -> bool:
+    """Whether there are verdicts, and seeds enough to leave one out."""
+    if not has_pairs(cells) or cells["seed"].nunique() < 2:
+        return False
+    try:
+        hypotheses.judge(cells, margins)
+    except ConfigError:
+        return False
+    return True
 
 
 def loss_curve(cells: pd.DataFrame) -> pd.DataFrame:

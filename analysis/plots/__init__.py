@@ -9,6 +9,7 @@ from analysis.plots.depth import lr_sensitivity, max_stable_lr, necessity
 from analysis.plots.loss import lr_loss
 from analysis.plots.metrics import metric
 from analysis.plots.phase import phase_map
+from analysis.plots.robustness import robustness
 from analysis.plots.steps import steps_to_loss
 from analysis.plots.theme import COLUMN, WIDE, Layout
 
@@ -22,6 +23,7 @@ __all__ = [
     "metric",
     "necessity",
     "phase_map",
+    "robustness",
     "steps_to_loss",
     "training_curves",
 ]
