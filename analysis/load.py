@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.tables import HISTORY_KEYS, as_cells
@@ -29,7 +30,6 @@ NOT_METRICS = frozenset(
     {
         "cell",
         "identity",
-        "step",
         "trial_id",
         "training_iteration",
         "timestamp",
@@ -90,21 +90,18 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         study = study.replace(criterion=criterion)
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
-    cells, history, used = [], [], set()
+    cells, history = [], History()
     for config in study.cells():
         name = identity(config, manifest["checksum"])
-        used.add(name)
         record = found.get(name, records.Record())
-        rows = record.history(config)
+        rows = record.history(config, damage)
         cells.append(_cell(config, name, record, rows, study.criterion, manifest))
-        key = {k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed")}
-        history += [{"cell": config.label, **key, **_metrics(row)} for row in rows]
+        history.add(config, rows)
     _judge_finished(cells, study.criterion)
-    damage += [f"{cell['cell']}: {cell['gap']}" for cell in cells if cell["gap"]]
     return Results(
         study=study,
-        cells=as_cells([{k: v for k, v in cell.items() if k != "gap"} for cell in cells]),
-        history=_history(history),
+        cells=as_cells(cells),
+        history=history.frame(),
         manifest=manifest,
         damage=tuple(damage),
         running=folder.running(),
@@ -132,22 +129,22 @@ def _cell(
     """One row of `cells`; finished cells are `stable` until they are compared."""
     last = rows[-1] if rows else {}
     verdict = records.ended(rows, config, criterion)
-    reported = max((row["step"] for a in record.attempts for row in a.rows), default=0)
     at = last.get("step", 0)
-    gap = f"no report between steps {at} and {reported}" if reported > at else ""
     if verdict is not None:
         state, reason, step = verdict.state, verdict.reason, verdict.step
     elif record.errors and record.attempts[-1].error:
         state, reason, step = "errored", record.errors[-1], at
     else:
         state, step = "missing", at
-        reason = gap or (f"cut off at step {at} of {config.steps}" if rows else "not started")
+        reason = f"cut off at step {at} of {config.steps}" if rows else "not started"
     peak = [row["attn/max_logit"] for row in rows]
     seconds = last.get("time/train_s", NAN)
     return {
         "cell": config.label,
         **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed", "steps")},
-        "state": state, "reason": reason, "step": step, "gap": gap,
+        "state": state,
+        "reason": reason,
+        "step": step,
         "loss": _number(last.get("val/loss")),
         "loss_init": _number(last.get("val/loss_init")),
         "loss_best": _number(last.get("val/loss_min")),
@@ -186,17 +183,53 @@ def _judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
             cell["normalised_loss"] = normalised_loss(cell["loss"], best, entropy)
 
 
-def _metrics(row: Row) -> dict[str, Any]:
-    return {"step": row["step"]} | {k: v for k, v in row.items() if k not in NOT_METRICS}
+class History:
+    """Collects rows column by column: a study may have a million of them."""
+
+    def __init__(self) -> None:
+        self._cells: list[tuple[TrialConfig, int]] = []
+        self._columns: dict[str, list[tuple[int, Any]]] = {}
+        self._rows = 0
+
+    def add(self, config: TrialConfig, rows: list[Row]) -> None:
+        """Adds the rows of one cell, which all have the same keys."""
+        for key in rows[0].keys() - NOT_METRICS if rows else ():
+            values = [row[key] for row in rows]
+            if key == "train/losses":
+                column: Any = [np.array(losses, dtype=np.float32) for losses in values]
+            elif key == "nonfinite":
+                column = values
+            else:
+                column = np.array(values, dtype=np.float64)  # None becomes NaN
+            self._columns.setdefault(key, []).append((self._rows, column))
+        self._cells.append((config, len(rows)))
+        self._rows += len(rows)
+
+    def frame(self) -> pd.DataFrame:
+        """The history table; numbers that were not finite are NaN and named in `nonfinite`."""
+        counts = [count for _, count in self._cells]
+        data: dict[str, Any] = {
+            name: np.repeat(np.array([getattr(c, field) for c, _ in self._cells]), counts)
+            for name, field in zip(HISTORY_KEYS, (*KEY_FIELDS, "step"), strict=True)
+            if name != "step"
+        }
+        step = self._columns.pop("step", [])
+        data["step"] = np.concatenate([c for _, c in step]).astype(int) if step else []
+        for key in sorted(self._columns):
+            whole = np.full(self._rows, np.nan, dtype=_dtype(self._columns[key][0][1]))
+            for start, column in self._columns[key]:
+                whole[start : start + len(column)] = column
+            data[key] = whole
+        self._columns.clear()
+        return pd.DataFrame(data, copy=False)
 
 
-def _history(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """The history table; numbers that were not finite are NaN and named in `nonfinite`."""
-    frame = pd.DataFrame(rows, columns=None if rows else list(HISTORY_KEYS))
-    texts = {"cell", "qk_norm", "nonfinite", "train/losses"}
-    numbers = [c for c in frame.columns if c not in texts]
-    frame[numbers] = frame[numbers].apply(pd.to_numeric)
-    return frame
+KEY_FIELDS = ("label", "lr", "depth", "qk_norm", "seed")
+"""Where a cell's config holds the first columns of the history."""
+
+
+def _dtype(column: Any) -> type:
+    return np.float64 if isinstance(column, np.ndarray) else object
 
 
 def _number(value: float | None) -> float:

@@ -82,9 +82,13 @@ def test_torn_lines_are_named_and_leave_a_gap_not_a_shorter_run(tmp_path):
     lines[1] = lines[1][:-10]
     (folder / "result.json").write_text("\n".join(lines) + "\n")
     found, damage = records.read(tmp_path)
-    assert steps(found["id"]) == [4]  # what lies behind the gap is not used
-    assert records.ended(found["id"].history(CONFIG), CONFIG, Criterion()) is None
-    assert damage == ["sweep-001/a: line 2 of result.json is torn; it is not used"]
+    history = found["id"].history(CONFIG, damage)
+    assert [r["step"] for r in history] == [4]  # what lies behind the gap is not used
+    assert records.ended(history, CONFIG, Criterion()) is None
+    assert damage == [
+        "sweep-001/a: line 2 of result.json is torn; it is not used",
+        f"{CONFIG.label}: no report between steps 4 and 10",
+    ]
 
 
 def test_missing_result_file_is_a_cell_that_never_reported(tmp_path):

@@ -155,11 +155,7 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
     )
     for line in plan.damage:
         print(f"damaged: {line}", file=sys.stderr)
-    steps = sum(
-        cell.config.steps
-        - max((row["step"] for row in cell.record.history(cell.config)), default=0)
-        for cell in plan.todo
-    )
+    steps = sum(cell.config.steps - cell.last_step for cell in plan.todo)
     progress = Progress(len(study), plan.done, steps)
     try:
         return engine.run(plan, folder, tokens, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -32,8 +33,14 @@ def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
         **config.model_dump(mode="json", exclude={"data"}),
         "data_checksum": data_checksum,
         "trainer_version": TRAINER_VERSION,
-        "torch": version("torch").split("+")[0],
+        "torch": _torch_version(),
     }
+
+
+@cache
+def _torch_version() -> str:
+    """Without its build tag; read from the package's metadata, which needs no import."""
+    return version("torch").split("+")[0]
 
 
 def identity(config: TrialConfig, data_checksum: str) -> str:

@@ -8,11 +8,11 @@ known) alike. Plain files only: no Ray, no snapshot of Ray's that a kill could h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import orjson
 
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import Row, Verdict, diverged
@@ -21,15 +21,33 @@ CHECKPOINT_FILE = "trainer.pt"
 """The one file of a checkpoint folder."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Attempt:
-    """One trial folder."""
+    """One trial folder. Its rows are read when asked for, since a study may have millions."""
 
     folder: Path
     label: str
     identity: str
-    rows: list[Row]
     error: str
+
+    def rows(self, damage: list[str]) -> list[Row]:
+        """The rows of result.json that are whole; a line in `damage` for each that is not."""
+        rows: list[Row] = []
+        try:
+            lines = (self.folder / "result.json").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return rows  # the trial never reported
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            row = _parsed(line)
+            if row is None:
+                damage.append(
+                    f"{_name(self.folder)}: line {number} of result.json is torn; it is not used"
+                )
+            else:
+                rows.append(row)
+        return rows
 
 
 @dataclass
@@ -38,23 +56,31 @@ class Record:
 
     attempts: list[Attempt] = field(default_factory=list)
 
-    def history(self, config: TrialConfig) -> list[Row]:
+    def history(self, config: TrialConfig, damage: list[str] | None = None) -> list[Row]:
         """Rows by step, contiguous from the first; what lies behind a gap is not used.
 
         An attempt that went on from a checkpoint at step s replaces what earlier attempts
         reported after s.
+
+        Args:
+            config: the cell's, which says at which steps it reports.
+            damage: gets a line for each torn row, and for a gap.
         """
+        damage = [] if damage is None else damage
         rows: dict[int, Row] = {}
         for attempt in self.attempts:
-            if attempt.rows:
-                resumed = attempt.rows[0].get("resumed_step", 0)
+            if reported := attempt.rows(damage):
+                resumed = reported[0].get("resumed_step", 0)
                 rows = {step: row for step, row in rows.items() if step <= resumed}
-                rows |= {row["step"]: row for row in attempt.rows}
+                rows |= {row["step"]: row for row in reported}
         contiguous = []
         for step in report_steps(config):
             if step not in rows:
                 break
             contiguous.append(rows[step])
+        if len(contiguous) < len(rows):
+            at = contiguous[-1]["step"] if contiguous else 0
+            damage.append(f"{config.label}: no report between steps {at} and {max(rows)}")
         return contiguous
 
     def checkpoints(self) -> list[Path]:
@@ -91,7 +117,7 @@ def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:
     """All trial folders of a study's experiments.
 
     Returns:
-        records by cell identity, and a line for each damaged or foreign thing that was met.
+        records by cell identity, and a line for each damaged or foreign folder.
     """
     records: dict[str, Record] = {}
     damage: list[str] = []
@@ -104,9 +130,9 @@ def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:
 
 
 def _attempt(folder: Path, damage: list[str]) -> Attempt | None:
-    name = f"{folder.parent.name}/{folder.name}"
+    name = _name(folder)
     try:
-        cell = json.loads((folder / "params.json").read_text(encoding="utf-8"))["cell"]
+        cell = orjson.loads((folder / "params.json").read_bytes())["cell"]
         label, identity = cell["label"], cell["identity"]
     except FileNotFoundError:
         damage.append(f"{name}: params.json is missing; the folder is not used")
@@ -114,30 +140,16 @@ def _attempt(folder: Path, damage: list[str]) -> Attempt | None:
     except (ValueError, KeyError, TypeError):
         damage.append(f"{name}: params.json is damaged; the folder is not used")
         return None
-    rows = _rows(folder / "result.json", name, damage)
-    return Attempt(folder, label, identity, rows, _error(folder))
+    return Attempt(folder, label, identity, _error(folder))
 
 
-def _rows(path: Path, name: str, damage: list[str]) -> list[Row]:
-    rows: list[Row] = []
+def _name(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def _parsed(line: bytes) -> Row | None:
     try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return rows  # the trial never reported
-    for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
-        row = _parsed(line)
-        if row is None:
-            damage.append(f"{name}: line {number} of result.json is torn; it is not used")
-        else:
-            rows.append(row)
-    return rows
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
+        row = orjson.loads(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from tune_study.config import Study, TrialConfig
 from tune_study.data import Tokens
+from tune_study.divergence import Row
 from tune_study.identity import identity
 from tune_study.records import Record, ended, read
 from tune_study.store import StudyFolder
@@ -42,11 +43,17 @@ class Cell:
     config: TrialConfig
     identity: str
     record: Record
+    rows: list[Row]
 
     @property
     def label(self) -> str:
         """The cell's readable name."""
         return self.config.label
+
+    @property
+    def last_step(self) -> int:
+        """The last step it has reported, 0 if none."""
+        return self.rows[-1]["step"] if self.rows else 0
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,9 @@ def plan(study: Study, folder: StudyFolder, checksum: str) -> Plan:
     for config in study.cells():
         name = identity(config, checksum)
         record = records.get(name, Record())
-        if ended(record.history(config), config, study.criterion) is None:
-            todo.append(Cell(config, name, record))
+        rows = record.history(config, damage)
+        if ended(rows, config, study.criterion) is None:
+            todo.append(Cell(config, name, record, rows))
         else:
             done += 1
     return Plan(study, done, tuple(todo), tuple(damage))
@@ -116,7 +124,7 @@ def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outco
     stopper = DivergenceStopper(
         study.criterion,
         {cell.label: cell.config.warmup_steps for cell in plan.todo},
-        {cell.label: cell.record.history(cell.config) for cell in plan.todo},
+        {cell.label: cell.rows for cell in plan.todo},
     )
     with _ray(cpus * at_once, gpus, at_once), _interruptible(stopper.halt) as interrupted:
         tune.Tuner(
@@ -152,13 +160,12 @@ def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outco
 
 
 def _trial_config(cell: Cell) -> dict[str, Any]:
-    history = cell.record.history(cell.config)
     return {
         **cell.config.model_dump(mode="json"),
         "label": cell.label,
         "identity": cell.identity,
         "checkpoints": [str(path) for path in cell.record.checkpoints()],
-        "last_step": history[-1]["step"] if history else 0,
+        "last_step": cell.last_step,
     }
 
 
