@@ -13,6 +13,7 @@ Also for a study that is still running: the page says so and shows what is known
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ def write(results: Results, out: Path) -> Path:
     """Writes the report and returns the path of its index.html.
 
     Every file is written beside its place and then moved there, so that a reader never
-    meets half a file. The same results give the same bytes.
+    meets half a file. The same results give the same bytes, except
+    in the PDFs, whose converter orders dictionaries at random.
 
     Args:
         results: as `analysis.load.load` gives them.
@@ -70,8 +72,16 @@ def dump_json(value: Any, indent: int | None = None) -> bytes:
 
 def _write_figure(folder: Path, stem: str, spec: dict[str, Any]) -> None:
     """One figure in every format. It is drawn once, as SVG, and the others made of that."""
-    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE)
+    svg = _numbered_afresh(vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE))
     replace_file(folder / f"{stem}.svg", svg)
     replace_file(folder / f"{stem}.pdf", vl_convert.svg_to_pdf(svg))
     replace_file(folder / f"{stem}.png", vl_convert.svg_to_png(svg, scale=2.5))
     replace_file(folder / f"{stem}.vl.json", dump_json(spec))
+
+
+def _numbered_afresh(svg: str) -> str:
+    """The drawing with its ids counted from 0; Vega counts on from one drawing to the next."""
+    ids = list(dict.fromkeys(re.findall(r'id="((?:clip|gradient_?)\d+)"', svg)))
+    for i, name in enumerate(ids):
+        svg = re.sub(rf"\b{name}\b", f"id_{i}", svg)
+    return svg
