@@ -216,7 +216,7 @@ class History:
         step = self._columns.pop("step", [])
         data["step"] = np.concatenate([c for _, c in step]).astype(int) if step else []
         for key in sorted(self._columns):
-            whole = np.full(self._rows, np.nan, dtype=_dtype(self._columns[key][0][1]))
+            whole: np.ndarray = np.full(self._rows, np.nan, dtype=_dtype(self._columns[key][0][1]))
             for start, column in self._columns[key]:
                 whole[start : start + len(column)] = column
             data[key] = whole

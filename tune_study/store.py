@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -139,13 +140,25 @@ class StudyFolder:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what produces the numbers, and the platform."""
+    """Versions of what produces the numbers, the code's git commit, and the platform."""
     packages = ("torch", "ray", "numpy", "pandas", "altair")
     return {
+        "commit": _commit(),
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
         "platform": f"{sys.platform} {platform.machine()}",
     }
+
+
+def _commit() -> str:
+    """The commit the code stands at, `-dirty` if changed since; `unknown` without git."""
+    root = Path(__file__).resolve().parent.parent
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
