@@ -101,7 +101,7 @@ def _changes(
         yield "margin", name, partial(judge, cells, changed)
     evidence = [gather(cells, arm, margins) for arm in estimators.arms(cells)]
     seeds = sorted(cells["seed"].unique().tolist())
-    for seed in seeds:
+    for seed in seeds if len(seeds) > 1 else []:
         rest = [s for s in seeds if s != seed]
         yield "seeds", f"without seed {seed}", partial(_judge_seeds, evidence, rest, margins)
 

@@ -64,3 +64,9 @@ def test_conclusions_count_what_holds_and_what_turns_round() -> None:
     assert row["verdict"] == "supported"
     assert (row["n_changes"], row["n_holds"]) == (4, 1)
     assert (row["n_reversed"], row["n_not_judged"]) == (1, 1)
+
+
+def test_one_seed_cannot_be_left_out(cells: pd.DataFrame) -> None:
+    alone = panel(cells[cells["seed"] == cells["seed"].min()], Margins())
+    assert "seeds" not in set(alone["choice"])
+    assert len(alone) > 0

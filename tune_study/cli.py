@@ -128,10 +128,23 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
-def report(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
-    """Write the report of a study again, from what is there. Trains nothing."""
-    folder = StudyFolder(runs, study)
-    _report(folder, folder.study())
+def report(
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY...")],
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write the report of a study again, from what is there. Trains nothing.
+
+    With several studies, writes a page that sets them side by side instead.
+    """
+    folders = [StudyFolder(runs, name) for name in studies]
+    if len(folders) == 1:
+        _report(folders[0], folders[0].study())
+        return
+    from analysis import load
+    from analysis.compare import compare
+
+    out = folders[0].path.parent / "-vs-".join(studies)
+    print(f"Comparison: {compare([load(folder.path) for folder in folders], out)}")
 
 
 def _prepare(study: Study, data: Path) -> None:
