@@ -161,24 +161,20 @@ def _in_range(frame: pd.DataFrame, lr_range: tuple[float, float] | None) -> pd.D
     return inside
 
 
-def require_log_spaced(lr: ArrayLike) -> None:
-    """Refuses a grid on which a plain mean is not a mean over log LR.
-
-    Raises:
-        ConfigError: naming the step that is out of line.
-    """
+def uneven_spacing(lr: ArrayLike) -> str:
+    """Why a plain mean over this grid is not a mean over log LR, naming the step; or nothing."""
     grid = np.unique(np.asarray(lr, dtype=float))
     if len(grid) < 3:
-        return
+        return ""
     steps = np.diff(np.log10(grid))
     off = np.abs(steps / steps.mean() - 1)
     worst = int(off.argmax())
-    if off[worst] > SPACING_TOLERANCE:
-        raise ConfigError(
-            f"lr: the grid is not log-spaced, {grid[worst]:g} to {grid[worst + 1]:g} is "
-            f"{steps[worst]:.3f} decades where the mean step is {steps.mean():.3f}. "
-            "Give equal steps in log LR, or an lr_range that has them."
-        )
+    if off[worst] <= SPACING_TOLERANCE:
+        return ""
+    return (
+        f"the grid is not log-spaced: {grid[worst]:g} to {grid[worst + 1]:g} is "
+        f"{steps[worst]:.3f} decades where the mean step is {steps.mean():.3f}"
+    )
 
 
 def counts(cells: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -218,13 +214,10 @@ def lr_sensitivity(
 
     Returns:
         DataFrame: depth, qk_norm, seed, value, lower, upper, lr_low, lr_high, n_lrs, counts,
-        reason. A grid with missing or errored cells has NaN for a value, and a reason.
-
-    Raises:
-        ConfigError: if the grid is not log-spaced.
+        reason. A grid with missing or errored cells, or one that is not log-spaced, has NaN
+        for a value, and a reason.
     """
     grid = curves(cells, lr_range)
-    require_log_spaced(grid.lr)
     best = np.where(grid.stable, grid.clamped, np.inf).min(axis=1, keepdims=True)
     best = np.where(np.isfinite(best), best, np.nan)
     stopped = grid.state == DIVERGED
@@ -242,6 +235,9 @@ def lr_sensitivity(
     table.loc[no_best, "reason"] = "no stable cell in the range, so no best loss"
     no_init = (table["reason"] == "") & table["value"].isna()
     table.loc[no_init, "reason"] = "loss at init or final loss not measured"
+    if uneven := uneven_spacing(grid.lr):
+        table[["value", "lower", "upper"]] = np.nan
+        table["reason"] = uneven
     return _with_counts(table, _in_range(cells, lr_range), SEED_KEYS)
 
 

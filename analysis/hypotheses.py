@@ -179,8 +179,7 @@ def judge(cells: pd.DataFrame, margins: Margins, level: float = LEVEL) -> list[V
         margins: the margins the study declared.
 
     Raises:
-        ConfigError: if the cells differ in steps, data or precision, an arm is absent, or the
-            grid is not log-spaced.
+        ConfigError: if the cells differ in steps, data or precision, or an arm is absent.
     """
     estimators.require_uniform(cells)
     return [

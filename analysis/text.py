@@ -33,6 +33,8 @@ def lines(results: Results) -> list[str]:
             f"best loss {loss} at LR {best_lr_text(arm)}"
         )
     text += [f"  {v['hypothesis']} {v['verdict']}: {v['statement']}" for v in summary["verdicts"]]
+    if summary["not_judged"]:
+        text.append(f"  no verdict: {summary['not_judged']}")
     if summary["leak_alarm"]:
         text.append("ALARM: a cell ended below the entropy of the corpus; the data leaks.")
     text += [f"damaged: {line}" for line in summary["damage"]]

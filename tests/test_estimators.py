@@ -83,10 +83,17 @@ def test_without_a_stable_cell_there_is_no_best_loss() -> None:
     assert "no stable cell" in row["reason"]
 
 
-def test_grid_with_a_gap_is_refused_by_name() -> None:
+def test_grid_with_a_gap_has_no_sensitivity_and_names_the_gap() -> None:
     cells = table((1e-3, 1e-2, 1e-1, 1e1), {(2, "off", 0): states("ssff")})
-    with pytest.raises(ConfigError, match=r"0\.1 to 10 is 2\.000 decades"):
-        est.lr_sensitivity(cells)
+    row = one(est.lr_sensitivity(cells))
+    assert math.isnan(row["value"])
+    assert math.isnan(row["upper"])
+    assert "0.1 to 10 is 2.000 decades" in row["reason"]
+    # The edge of stability needs no even grid.
+    (arm,) = est.arm_summary(cells, Margins())
+    assert arm["lr_sensitivity"]["value"] is None
+    assert "not log-spaced" in arm["lr_sensitivity"]["reason"]
+    assert arm["max_stable_lr"]["value"] == pytest.approx(1e-2)
 
 
 def test_range_off_the_grid_is_refused() -> None:
