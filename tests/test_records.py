@@ -27,7 +27,9 @@ def row(step, loss=2.0, resumed=0):
 def trial(experiments, experiment, rows, label="a", identity="id", error=None, checkpoints=()):
     folder = experiments / experiment / label
     folder.mkdir(parents=True)
-    (folder / "params.json").write_text(json.dumps({"cell": {"label": label, "identity": identity}}))
+    (folder / "params.json").write_text(
+        json.dumps({"cell": {"label": label, "identity": identity}})
+    )
     (folder / "result.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for number in checkpoints:
         (folder / f"checkpoint_{number:06d}").mkdir()
@@ -113,7 +115,9 @@ def test_a_folder_that_names_no_cell_is_named(tmp_path, content):
 
 
 def test_errors_and_checkpoints_newest_first(tmp_path):
-    trial(tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1])
+    trial(
+        tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1]
+    )
     trial(tmp_path, "sweep-002", [row(8, resumed=4)], checkpoints=[0])
     found, _ = records.read(tmp_path)
     assert found["id"].errors == ["ValueError: no"]
