@@ -10,13 +10,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY_TOOL = $(BIN)/python -m tune_study
 
-.PHONY: sweep report status prepare test check clean
+.PHONY: sweep report status prepare calibrate test check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="make sweep STUDY=$(STUDY)" $(STUDY_TOOL) sweep $(STUDY)
 
 report status prepare: $(VENV)/installed
 	@$(STUDY_TOOL) $@ $(STUDY)
+
+# What rules of divergence do to a control study: make calibrate [STUDY=control]
+calibrate: STUDY = control
+calibrate: $(VENV)/installed
+	@TUNE_STUDY_COMMAND="make calibrate" $(STUDY_TOOL) sweep $(STUDY) && $(STUDY_TOOL) calibrate $(STUDY)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest

@@ -10,6 +10,7 @@ in `cells`, and what was wrong is in `damage`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         study = study.replace(criterion=criterion)
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
+    replays = _replays(folder)
     cells, history, used = [], [], set()
     for config in study.cells():
         name = identity(config, manifest["checksum"])
@@ -99,7 +101,12 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         cells.append(_cell(config, name, record, rows, study.criterion, manifest))
         key = {k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed")}
         history += [{"cell": config.label, **key, **_metrics(row)} for row in rows]
-    _judge_finished(cells, study.criterion)
+    judge_finished(cells, study.criterion)
+    for cell in cells:
+        if replayed := replays.get(cell["cell"]):
+            cell["reason"] = "; ".join(filter(None, [cell["reason"], replayed["sentence"]]))
+            if not replayed["agrees"]:
+                damage.append(f"{cell['cell']}: {cell['state']}, {replayed['sentence']}")
     damage += [f"{cell['cell']}: {cell['gap']}" for cell in cells if cell["gap"]]
     return Results(
         study=study,
@@ -110,6 +117,12 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         running=folder.running(),
         versions=stored["versions"],
     )
+
+
+def _replays(folder: StudyFolder) -> dict[str, dict[str, Any]]:
+    """What `python -m tune_study replay` found, by cell."""
+    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.replays.glob("*.json")))
+    return {found["cell"]: found for found in map(json.loads, texts)}
 
 
 def _folder(source: Any) -> StudyFolder:
@@ -171,8 +184,8 @@ def _cell(
     }
 
 
-def _judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
-    """Tells `failed` from `stable` among the finished cells, per depth and seed."""
+def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
+    """Tells `failed` from `stable` among the finished cells, per depth and seed, in place."""
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for cell in cells:
         if cell["state"] == "stable":

@@ -1,4 +1,4 @@
-"""The command line: prepare, sweep, status, report.
+"""The command line: prepare, sweep, status, report, calibrate, replay.
 
 Exit codes: 0 done; 1 some cells errored; 2 a setting or file is wrong, one line says which;
 130 interrupted, run the same command again to go on.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import search_spaces
-from tune_study.config import AXES, ConfigError, Study
+from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ Set = Annotated[
     ),
 ]
 
+CriterionName = Annotated[
+    str | None,
+    typer.Option("--criterion", help="Rules of divergence: " + ", ".join(CRITERIA) + "."),
+]
+
 DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
 
 
@@ -76,6 +81,7 @@ def sweep(
     qk_norm: QkNorm = None,
     seed: Seed = None,
     set_: Set = None,
+    criterion: CriterionName = None,
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Seconds between checkpoints of a running cell.")
     ] = None,
@@ -92,7 +98,7 @@ def sweep(
     from tune_study.data import open_tokens
 
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
-    wanted = _changed(study, axes, set_, name)
+    wanted = _changed(study, axes, set_, name, criterion)
     on = device.resolve(wanted.base.device)
     device.check_precision(on, wanted.base.precision)
     wanted = wanted.replace(base=wanted.base.replace(device=on))
@@ -111,7 +117,7 @@ def sweep(
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
-    _report(folder, wanted)
+    _report(folder, wanted, folder.report)
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
     if outcome.errors:
@@ -126,10 +132,54 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
-def report(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
-    """Write the report of a study again, from what is there. Trains nothing."""
+def report(
+    study: StudyName, criterion: CriterionName = None, runs: Runs = DEFAULT_RUNS
+) -> None:
+    """Write the report of a study again, from what is there. Trains nothing.
+
+    Under another criterion than the study's own, the report goes beside the study's own.
+    """
     folder = StudyFolder(runs, study)
-    _report(folder, folder.study())
+    stored = folder.study()
+    if criterion is None or criterion_named(criterion) == stored.criterion:
+        _report(folder, stored, folder.report)
+    else:
+        judged = stored.replace(criterion=criterion_named(criterion))
+        _report(folder, judged, folder.path / f"report-{criterion}")
+
+
+@app.command()
+def calibrate(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY...", help="Studies swept with --criterion off.")
+    ],
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Compare the rules of divergence with what they would have cut short. Trains nothing."""
+    from analysis.calibration_report import write
+
+    for name in studies:
+        folder = StudyFolder(runs, name)
+        for line in write(_load(runs, name), folder.calibration):
+            print(line)
+        print(f"Written: {folder.calibration}")
+
+
+@app.command()
+def replay(
+    study: StudyName,
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as d2-off-lr1.000e-01-s0.")],
+    runs: Runs = DEFAULT_RUNS,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Run one cell again on CPU in float32, and say whether it diverges there too."""
+    from tune_study.data import open_tokens
+    from tune_study.replay import replay as run_again
+
+    folder = StudyFolder(runs, study)
+    tokens = open_tokens(folder.study().base.data, data, checksum=folder.read()["data"]["checksum"])
+    outcome = run_again(folder, cell, tokens)
+    print(f"{outcome.cell}: {outcome.state} on {outcome.device}; {outcome.sentence}")
 
 
 def _prepare(study: Study, data: Path) -> None:
@@ -171,12 +221,12 @@ def _load(runs: Path, name: str) -> Results:
     return load(StudyFolder(runs, name).path)
 
 
-def _report(folder: StudyFolder, study: Study) -> None:
+def _report(folder: StudyFolder, study: Study, out: Path) -> None:
     from analysis import load
     from analysis.report import write
 
     results = load(folder.path, study=study)
-    index = write(results, folder.report)
+    index = write(results, out)
     _print_summary(results)
     print(f"Report: {index}")
 
@@ -189,7 +239,11 @@ def _print_summary(results: Results) -> None:
 
 
 def _changed(
-    name: str, axes: dict[str, str | None], settings: list[str] | None, new_name: str | None
+    name: str,
+    axes: dict[str, str | None],
+    settings: list[str] | None,
+    new_name: str | None,
+    criterion: str | None = None,
 ) -> Study:
     """The named study, narrowed and changed; under a name of its own if it differs."""
     study = search_spaces.get(name)
@@ -212,12 +266,14 @@ def _changed(
     base = study.base.model_dump()
     for key, value in changes.items():
         base[key] = base.get(key, {}) | value if isinstance(value, dict) else value
-    result = study.replace(base=base, axes=narrowed)
+    rules = study.criterion if criterion is None else criterion_named(criterion)
+    result = study.replace(base=base, axes=narrowed, criterion=rules)
     if result == study and new_name is None:
         return study
     if new_name is None:
         # The same changes give the same name, so that going on works.
-        text = json.dumps([result.model_dump(mode="json")["base"], result.axes])
+        what = [result.model_dump(mode="json")["base"], result.axes]
+        text = json.dumps(what if criterion is None else [*what, criterion])
         new_name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return result.replace(name=new_name)
 
