@@ -148,7 +148,10 @@ def _rows(history: pd.DataFrame, unigram_entropy: float) -> list[dict[str, Any]]
     """Reports as `diverged` reads them: what is not a number is None."""
     table = history[["step", *SIGNALS]].astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
-    return [row | {"data/unigram_entropy": unigram_entropy} for row in rows]
+    return [
+        {str(key): value for key, value in row.items()} | {"data/unigram_entropy": unigram_entropy}
+        for row in rows
+    ]
 
 
 def _require_complete(results: Results, control: pd.DataFrame) -> None:
@@ -180,7 +183,7 @@ def _summary(
 ) -> dict[str, Any]:
     failures = _unstable(control)
     stopped = cells["steps_run"] < cells["steps"]
-    worst = shift.loc[(shift["shift"] / shift["sd"]).abs().fillna(0).idxmax()]
+    worst = shift.iloc[int(shift["shift_sd"].abs().fillna(0).to_numpy().argmax())]
     return {
         "criterion": criterion.name,
         "n_stopped": int(stopped.sum()),
@@ -207,9 +210,7 @@ def _stops(cells: pd.DataFrame, control: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index(drop=True)
 
 
-def sensitivity_shift(
-    results: Results, cells: pd.DataFrame, control: pd.DataFrame
-) -> pd.DataFrame:
+def sensitivity_shift(results: Results, cells: pd.DataFrame, control: pd.DataFrame) -> pd.DataFrame:
     """By how much LR sensitivity and the maximum stable LR move, arm by arm.
 
     Returns:
@@ -284,9 +285,7 @@ def stopped_loss_rules(
     return pd.DataFrame(rows)
 
 
-def verdict_changes(
-    results: Results, cells: pd.DataFrame, control: pd.DataFrame
-) -> list[str]:
+def verdict_changes(results: Results, cells: pd.DataFrame, control: pd.DataFrame) -> list[str]:
     """The verdicts on H1, H2, H3 that the stops change, such as `H2 (rmsnorm): a -> b`."""
     if not estimators.arms(control) or estimators.OFF not in set(control["qk_norm"].unique()):
         return []

@@ -28,7 +28,8 @@ SIGNALS: dict[str, tuple[str, int]] = {
 """Name, column of `history`, and the side that warns: 1 above the level, -1 below it."""
 
 LOGIT_LIMIT = 1e4
-"""Attention logits above which all runs diverged in Wortsman et al. 2023 (arXiv 2309.14322, section 3.1.1)."""
+"""Attention logits above which all runs diverged in Wortsman et al. 2023 (arXiv 2309.14322,
+section 3.1.1)."""
 
 SPIKE, BACK, DECAY = 0.5, 0.1, 0.9
 """A step's training loss that lies SPIKE nats above the moving average (DECAY a step) before it
@@ -98,7 +99,9 @@ def _reference(cells: pd.DataFrame) -> set[str]:
     """Names of the stable cells at or above the best LR of their depth, arm and seed."""
     best = estimators.best_lr(cells)[[*SEED_KEYS, "value"]]
     merged = cells.merge(best, on=SEED_KEYS)
-    return set(merged.loc[(merged["state"] == "stable") & (merged["lr"] >= merged["value"]), "cell"])
+    return set(
+        merged.loc[(merged["state"] == "stable") & (merged["lr"] >= merged["value"]), "cell"]
+    )
 
 
 def _departure(reports: pd.DataFrame, ceiling: pd.Series) -> float:

@@ -102,7 +102,9 @@ def test_a_non_finite_step_ends_the_cell_at_the_report_that_shows_it():
 
 
 def test_false_stops_missed_failures_and_what_is_saved():
-    found = calibrate(control(), [CRITERIA["off"], LOGIT, LOGIT.replace(name="deaf", max_logit=1e9)])
+    found = calibrate(
+        control(), [CRITERIA["off"], LOGIT, LOGIT.replace(name="deaf", max_logit=1e9)]
+    )
     off, logit, deaf = found.criteria.to_dict("records")
     assert (logit["n_stopped"], logit["false_stops"], logit["caught"], logit["missed"]) == (
         4,
@@ -165,6 +167,4 @@ def test_everything_is_written_as_strict_json_and_csv(tmp_path):
         assert path.read_text().count(",") > 0
     again = tmp_path / "again"
     write(control(), again)
-    assert (again / "calibration.json").read_bytes() == (
-        tmp_path / "calibration.json"
-    ).read_bytes()
+    assert (again / "calibration.json").read_bytes() == (tmp_path / "calibration.json").read_bytes()

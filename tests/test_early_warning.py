@@ -104,4 +104,4 @@ def test_spikes_per_arm_and_state():
     cells = replay(results, CRITERIA["off"])
     assert cells.loc[cells["lr"] == 1e-2, "state"].tolist() == ["stable"]
     summary = spike_summary(cells, spikes(history)).set_index("state")
-    assert summary.loc["stable", ["cells", "spikes", "recovered"]].tolist() == [3, 2, 2]
+    assert summary.loc["stable", ["cells", "spikes", "recovered"]].tolist() == [3, 1, 1]

@@ -27,7 +27,9 @@ def row(step, loss=2.0, resumed=0):
 def trial(experiments, experiment, rows, label="a", identity="id", error=None, checkpoints=()):
     folder = experiments / experiment / label
     folder.mkdir(parents=True)
-    (folder / "params.json").write_text(json.dumps({"cell": {"label": label, "identity": identity}}))
+    (folder / "params.json").write_text(
+        json.dumps({"cell": {"label": label, "identity": identity}})
+    )
     (folder / "result.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for number in checkpoints:
         (folder / f"checkpoint_{number:06d}").mkdir()
@@ -109,7 +111,9 @@ def test_a_folder_that_names_no_cell_is_named(tmp_path, content):
 
 
 def test_errors_and_checkpoints_newest_first(tmp_path):
-    trial(tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1])
+    trial(
+        tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1]
+    )
     trial(tmp_path, "sweep-002", [row(8, resumed=4)], checkpoints=[0])
     found, _ = records.read(tmp_path)
     assert found["id"].errors == ["ValueError: no"]
@@ -118,6 +122,16 @@ def test_errors_and_checkpoints_newest_first(tmp_path):
         "sweep-001/checkpoint_000001",
         "sweep-001/checkpoint_000000",
     ]
+
+
+def test_without_stopping_a_run_ends_with_its_last_step(tmp_path):
+    high = [row(4, 9.0), row(8, 9.0), row(10, 9.0)]  # above the loss at init from step 4 on
+    rules = Criterion(patience=2)
+    assert records.ended(high[:2], CONFIG, rules).step == 8
+    assert records.ended(high[:2], CONFIG, rules.replace(stop=False)) is None  # still running
+    assert records.ended(high, CONFIG, rules.replace(stop=False)).step == 8
+    frozen = [row(4, None) | {"nonfinite_step": 3}]
+    assert records.ended(frozen, CONFIG, rules.replace(stop=False)).step == 3
 
 
 def test_nothing_there_is_nothing_found(tmp_path):

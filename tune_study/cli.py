@@ -132,9 +132,7 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 @app.command()
-def report(
-    study: StudyName, criterion: CriterionName = None, runs: Runs = DEFAULT_RUNS
-) -> None:
+def report(study: StudyName, criterion: CriterionName = None, runs: Runs = DEFAULT_RUNS) -> None:
     """Write the report of a study again, from what is there. Trains nothing.
 
     Under another criterion than the study's own, the report goes beside the study's own.

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
@@ -80,9 +79,7 @@ def replay(
     records, _ = read(folder.experiments)
     of_group = [c for c in study.cells() if (c.depth, c.seed) == (config.depth, config.seed)]
     names = {c.label: identity(c, tokens.manifest.checksum) for c in of_group}
-    histories = {
-        c.label: (c, records.get(names[c.label], Record()).history(c)) for c in of_group
-    }
+    histories = {c.label: (c, records.get(names[c.label], Record()).history(c)) for c in of_group}
     entropy = tokens.manifest.unigram_entropy
     was = _verdicts(histories, study.criterion, entropy).get(label)
     if was is None:
