@@ -111,37 +111,43 @@ def replay(results: Results, criterion: Criterion) -> pd.DataFrame:
         would have ended. Under a criterion that does not stop, states are judged and every cell
         keeps its last row.
     """
-    configs = {config.label: config for config in results.study.cells()}
+    warmup = {config.label: config.warmup_steps for config in results.study.cells()}
     reports = dict(list(results.history.groupby("cell", sort=False)))
-    rows = []
-    for cell in results.cells.to_dict("records"):
-        history = reports.get(cell["cell"])
-        if history is None or cell["state"] in ("errored", "missing"):
-            rows.append(cell | {"steps_run": 0 if history is None else int(history["step"].max())})
-            continue
-        history = history.sort_values("step")
-        verdict = diverged(
-            _rows(history, cell["unigram_entropy"]), criterion, configs[cell["cell"]].warmup_steps
-        )
-        if verdict is not None and criterion.stop:
-            # The stop falls at the report that shows it, which a non-finite step precedes.
-            last = int(history["step"].searchsorted(verdict.step)) + 1
-            history = history.iloc[:last]
-        end = history.iloc[-1]
-        cell |= {
-            "state": "stable" if verdict is None else verdict.state,
-            "reason": "" if verdict is None else verdict.reason,
-            "step": cell["steps"] if verdict is None else verdict.step,
-            "loss": end["val/loss"],
-            "loss_best": history["val/loss"].min(),
-            "normalised_loss": np.nan,
-            "steps_run": int(end["step"]),
-        }
-        rows.append(cell)
+    rows: list[dict[str, Any]] = []
+    for record in results.cells.to_dict("records"):
+        cell = {str(key): value for key, value in record.items()}
+        history = reports.get(cell["cell"], results.history[:0]).sort_values("step")
+        if cell["state"] in ("errored", "missing"):
+            rows.append(cell | {"steps_run": int(history["step"].max()) if len(history) else 0})
+        else:
+            rows.append(cell | _outcome(cell, history, criterion, warmup[cell["cell"]]))
     judge_finished(rows, criterion)
     table = as_cells([{k: v for k, v in row.items() if k != "steps_run"} for row in rows])
     table["steps_run"] = [row["steps_run"] for row in rows]
     return table
+
+
+def _outcome(
+    cell: dict[str, Any], history: pd.DataFrame, criterion: Criterion, warmup_steps: int
+) -> dict[str, Any]:
+    """What the criterion makes of one history: the columns of `cells` that it changes."""
+    verdict = diverged(_rows(history, cell["unigram_entropy"]), criterion, warmup_steps)
+    state, reason, step = "stable", "", cell["steps"]
+    if verdict is not None:
+        state, reason, step = verdict.state, verdict.reason, verdict.step
+        if criterion.stop:
+            # The stop falls at the report that shows it, which a non-finite step precedes.
+            history = history.iloc[: int((history["step"] < step).sum()) + 1]
+    end = history.iloc[-1]
+    return {
+        "state": state,
+        "reason": reason,
+        "step": step,
+        "loss": end["val/loss"],
+        "loss_best": history["val/loss"].min(),
+        "normalised_loss": np.nan,
+        "steps_run": int(end["step"]),
+    }
 
 
 def _rows(history: pd.DataFrame, unigram_entropy: float) -> list[dict[str, Any]]:

@@ -81,6 +81,13 @@ def test_a_blow_up_and_then_a_finite_plateau():
     assert verdict(one) is None  # a plateau below the loss at init, small logits: left to `failed`
 
 
+def test_reports_twice_as_often_move_the_verdict_by_less_than_two_reports():
+    losses = [5.0, 4.0, 3.0, 4.0, 6.3, 6.4, 6.5, 6.4, 6.4, 6.4]
+    often = [report(10 * (i + 1), loss) for i, loss in enumerate([5.5, *losses])]
+    seldom = [row for row in often if row["step"] % 20 == 0]
+    assert (verdict(often).step, verdict(seldom).step) == (70, 80)
+
+
 def test_noise_of_the_validation_loss_is_nothing():
     assert verdict(history([4.0, 3.0, 3.4, 2.9, 3.3, 2.8, 3.2])) is None
 
