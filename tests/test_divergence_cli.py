@@ -28,13 +28,12 @@ def call(tmp_path, small, tokens):
     return run
 
 
-def test_a_report_under_another_criterion_lies_beside_the_study_s_own(call):
+def test_a_report_under_another_criterion_leaves_the_study_s_own_alone(call):
     result = call("report", "left", criterion="off")
     assert "1 of 1 cells: 1 stable" in result.output
-    assert (call.runs / "left" / "report-off" / "index.html").is_file()
-    assert not (call.runs / "left" / "report").exists()
-    call("report", "left", criterion="safe")  # its own
-    assert (call.runs / "left" / "report" / "index.html").is_file()
+    report = call.runs / "left" / "report"
+    assert (report / "off" / "index.html").is_file()
+    assert not (report / "index.html").exists()
 
 
 def test_an_unknown_criterion_is_one_line(call):

@@ -135,7 +135,7 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
 def report(study: StudyName, criterion: CriterionName = None, runs: Runs = DEFAULT_RUNS) -> None:
     """Write the report of a study again, from what is there. Trains nothing.
 
-    Under another criterion than the study's own, the report goes beside the study's own.
+    Under another criterion than the study's own, it goes into a folder of that name in there.
     """
     folder = StudyFolder(runs, study)
     stored = folder.study()
@@ -143,7 +143,7 @@ def report(study: StudyName, criterion: CriterionName = None, runs: Runs = DEFAU
         _report(folder, stored, folder.report)
     else:
         judged = stored.replace(criterion=criterion_named(criterion))
-        _report(folder, judged, folder.path / f"report-{criterion}")
+        _report(folder, judged, folder.report / criterion)
 
 
 @app.command()
