@@ -18,13 +18,18 @@ STUDY_TOOL = $(BIN)/python -m tune_study
 AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))
 
-.PHONY: sweep report status prepare test check coverage bench clean
+.PHONY: sweep report status prepare calibrate test check coverage bench clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY)
 
 report status prepare: $(VENV)/installed
 	@$(STUDY_TOOL) $@ $(STUDY)
+
+# What rules of divergence do to a control study: make calibrate [STUDY=control]
+calibrate: STUDY = control
+calibrate: $(VENV)/installed
+	@TUNE_STUDY_COMMAND="make calibrate" $(STUDY_TOOL) sweep $(STUDY) && $(STUDY_TOOL) calibrate $(STUDY)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest

@@ -10,6 +10,7 @@ in `cells`, and what was wrong is in `damage`.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         study = study.replace(criterion=criterion)
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
+    replays = _replays(folder)
     cells, history = [], History()
     for config in study.cells():
         name = identity(config, manifest["checksum"])
@@ -97,7 +99,12 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         rows = record.history(config, damage)
         cells.append(_cell(config, name, record, rows, study.criterion, manifest))
         history.add(config, rows)
-    _judge_finished(cells, study.criterion)
+    judge_finished(cells, study.criterion)
+    for cell in cells:
+        if replayed := replays.get(cell["cell"]):
+            cell["reason"] = "; ".join(filter(None, [cell["reason"], replayed["sentence"]]))
+            if not replayed["agrees"]:
+                damage.append(f"{cell['cell']}: {cell['state']}, {replayed['sentence']}")
     return Results(
         study=study,
         cells=as_cells(cells),
@@ -107,6 +114,12 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         running=folder.running(),
         versions=stored["versions"],
     )
+
+
+def _replays(folder: StudyFolder) -> dict[str, dict[str, Any]]:
+    """What `python -m tune_study replay` found, by cell."""
+    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.replays.glob("*.json")))
+    return {found["cell"]: found for found in map(json.loads, texts)}
 
 
 def _folder(source: Any) -> StudyFolder:
@@ -168,8 +181,8 @@ def _cell(
     }
 
 
-def _judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
-    """Tells `failed` from `stable` among the finished cells, per depth and seed."""
+def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
+    """Tells `failed` from `stable` among the finished cells, per depth and seed, in place."""
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for cell in cells:
         if cell["state"] == "stable":

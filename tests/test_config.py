@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import search_spaces
-from tune_study.config import ConfigError, Criterion, DataConfig, Study, TrialConfig, log_grid
+from tune_study.config import (
+    CRITERIA,
+    ConfigError,
+    Criterion,
+    DataConfig,
+    Study,
+    TrialConfig,
+    criterion_named,
+    log_grid,
+)
 
 AXES = {"lr": (1e-3, 1e-2), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "seed": (0, 1, 2)}
 
@@ -108,6 +117,16 @@ def test_any_numbers_build_a_config_or_one_line(values):
 def test_data_settings_without_effect_are_refused():
     with pytest.raises(ConfigError, match="has no effect"):
         DataConfig(corpus="synthetic", train="stories.txt")
+
+
+def test_criteria_have_their_names_and_the_default_is_safe():
+    assert all(name == criterion.name for name, criterion in CRITERIA.items())
+    assert Criterion() == CRITERIA["safe"]
+    assert not CRITERIA["off"].stop
+    assert search_spaces.get("control").criterion == criterion_named("off")
+    assert search_spaces.get("control").axes == search_spaces.get("pilot").axes
+    with pytest.raises(ConfigError, match=r"criterion = 'strict': unknown. Give one of: off"):
+        criterion_named("strict")
 
 
 def test_criterion_rejects_a_margin_outside_0_1():

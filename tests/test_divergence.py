@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tune_study.config import Criterion
+from tune_study.config import CRITERIA, Criterion
 from tune_study.divergence import Finish, diverged, failed, normalised_loss, ordered
 from tune_study.stopper import DivergenceStopper
 
@@ -23,6 +23,7 @@ def report(step, loss=3.0, ema=None, logit=5.0, nonfinite_step=None):
         "train/loss_ema": loss if ema is None else ema,
         "attn/max_logit": logit,
         "nonfinite_step": nonfinite_step,
+        "data/unigram_entropy": H1,
     }
 
 
@@ -60,6 +61,43 @@ def test_a_climb_to_the_unigram_plateau_is_caught_by_its_logits():
         row["attn/max_logit"] = 5e4
     assert verdict(rows).step == 80
     assert "5e+04" in verdict(rows).reason
+
+
+def test_a_large_logit_counts_only_at_the_plateau_where_the_rule_says_so():
+    at_plateau = SAFE.replace(max_logit=1000.0, plateau=0.9)  # 0.9 x 4.9 = 4.41
+    learning = history([5.0, 4.9, 4.4, 4.3, 3.0], logit=2000.0)
+    assert diverged(learning, at_plateau, WARMUP) is None
+    assert diverged(learning, at_plateau.replace(plateau=None), WARMUP).step == 80
+    stuck = history([5.0, 4.9, 4.5, 4.5, 4.5], logit=2000.0)
+    assert diverged(stuck, at_plateau, WARMUP).step == 80
+    slow = history([5.9, 5.8, 5.7, 5.6, 5.5])  # a low learning rate: above H1, small logits
+    assert diverged(slow, at_plateau, WARMUP) is None
+
+
+def test_a_blow_up_and_then_a_finite_plateau():
+    rows = history([4.0, 3.0, 40.0, 12.0, 4.9])
+    assert verdict(rows).step == 80  # above the loss at init twice; what follows is late
+    one = history([4.0, 3.0, 40.0, 4.9, 4.9])
+    assert verdict(one) is None  # a plateau below the loss at init, small logits: left to `failed`
+
+
+def test_reports_twice_as_often_move_the_verdict_by_less_than_two_reports():
+    losses = [5.0, 4.0, 3.0, 4.0, 6.3, 6.4, 6.5, 6.4, 6.4, 6.4]
+    often = [report(10 * (i + 1), loss) for i, loss in enumerate([5.5, *losses])]
+    seldom = [row for row in often if row["step"] % 20 == 0]
+    assert (verdict(often).step, verdict(seldom).step) == (70, 80)
+
+
+def test_noise_of_the_validation_loss_is_nothing():
+    assert verdict(history([4.0, 3.0, 3.4, 2.9, 3.3, 2.8, 3.2])) is None
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from([1.0, 4.0, 4.9, 7.0, None]), min_size=1, max_size=12))
+def test_off_says_only_what_is_not_finite(losses):
+    rows = history(losses, logit=1e6)
+    result = diverged(rows, CRITERIA["off"], WARMUP)
+    assert (result is None) == (None not in losses)
 
 
 def test_non_finite_is_caught_on_its_step_even_in_warm_up():

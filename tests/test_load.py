@@ -38,6 +38,7 @@ def row(step, loss, logit=10.0, **more):
         "train/loss_ema": loss,
         "attn/entropy": 1.0,
         "attn/max_logit": logit,
+        "data/unigram_entropy": 5.0,
         "act/kurtosis": 3.0,
         "grad/norm": 0.5,
         "grad/clipped_steps": step // 10,

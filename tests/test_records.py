@@ -128,5 +128,15 @@ def test_errors_and_checkpoints_newest_first(tmp_path):
     ]
 
 
+def test_without_stopping_a_run_ends_with_its_last_step(tmp_path):
+    high = [row(4, 9.0), row(8, 9.0), row(10, 9.0)]  # above the loss at init from step 4 on
+    rules = Criterion(patience=2)
+    assert records.ended(high[:2], CONFIG, rules).step == 8
+    assert records.ended(high[:2], CONFIG, rules.replace(stop=False)) is None  # still running
+    assert records.ended(high, CONFIG, rules.replace(stop=False)).step == 8
+    frozen = [row(4, None) | {"nonfinite_step": 3}]
+    assert records.ended(frozen, CONFIG, rules.replace(stop=False)).step == 3
+
+
 def test_nothing_there_is_nothing_found(tmp_path):
     assert records.read(tmp_path / "tune") == ({}, [])

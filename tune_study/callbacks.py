@@ -41,7 +41,11 @@ class RowLogger(JsonLoggerCallback):
 
 
 class FinishedCheckpoints(Callback):
-    """Deletes a finished cell's checkpoints; its rows are its result."""
+    """Deletes a finished cell's checkpoints; its rows are its result.
+
+    Of a cell that diverged on an accelerator the newest one stays, so that `replay` can tell a
+    fault of the backend from a learning rate that is too high.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, dict[str, Any]] = {}
@@ -57,6 +61,8 @@ class FinishedCheckpoints(Callback):
         row = self._last.pop(trial.trial_id, {})
         ran_out = row.get("step") == trial.config["cell"]["steps"]
         if ran_out or row.get("verdict/state"):
-            earlier = [Path(path) for path in trial.config["cell"]["checkpoints"]]
-            for folder in [*earlier, *Path(str(trial.local_path)).glob("checkpoint_*")]:
+            own = sorted(Path(str(trial.local_path)).glob("checkpoint_*"), reverse=True)
+            newest_first = [*own, *map(Path, trial.config["cell"]["checkpoints"])]
+            keep = 1 if row.get("verdict/state") and trial.config["cell"]["device"] != "cpu" else 0
+            for folder in newest_first[keep:]:
                 shutil.rmtree(folder, ignore_errors=True)

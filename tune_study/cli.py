@@ -1,4 +1,4 @@
-"""The command line: prepare, sweep, status, report.
+"""The command line: prepare, sweep, status, report, calibrate, replay.
 
 Exit codes: 0 done; 1 some cells errored; 2 a setting or file is wrong, one line says which;
 130 interrupted, run the same command again to go on.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import search_spaces
-from tune_study.config import AXES, ConfigError, Study
+from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ Set = Annotated[
     ),
 ]
 
+CriterionName = Annotated[
+    str | None,
+    typer.Option("--criterion", help="Rules of divergence: " + ", ".join(CRITERIA) + "."),
+]
+
 DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
 
 
@@ -77,6 +82,7 @@ def sweep(
     qk_norm: QkNorm = None,
     seed: Seed = None,
     set_: Set = None,
+    criterion: CriterionName = None,
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Seconds between checkpoints of a running cell.")
     ] = None,
@@ -93,7 +99,7 @@ def sweep(
     from tune_study.data import open_tokens
 
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
-    wanted = _changed(study, axes, set_, name)
+    wanted = _changed(study, axes, set_, name, criterion)
     wanted = wanted.replace(base=device.settle(wanted.base))
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
@@ -113,7 +119,7 @@ def sweep(
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
-    _report(folder, wanted)
+    _report(folder, wanted, folder.report)
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
     if outcome.errors:
@@ -130,21 +136,64 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
 @app.command()
 def report(
     studies: Annotated[list[str], typer.Argument(metavar="STUDY...")],
+    criterion: CriterionName = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Write the report of a study again, from what is there. Trains nothing.
 
+    Under another criterion than the study's own, it goes into a folder of that name in there.
     With several studies, writes a page that sets them side by side instead.
     """
     folders = [StudyFolder(runs, name) for name in studies]
-    if len(folders) == 1:
-        _report(folders[0], folders[0].study())
-        return
-    from analysis import load
-    from analysis.compare import compare
+    rules = None if criterion is None else criterion_named(criterion)
+    if len(folders) > 1:
+        from analysis import load
+        from analysis.compare import compare
 
-    out = folders[0].path.parent / "-vs-".join(studies)
-    print(f"Comparison: {compare([load(folder.path) for folder in folders], out)}")
+        out = folders[0].path.parent / "-vs-".join(studies)
+        results = [load(folder.path, criterion=rules) for folder in folders]
+        print(f"Comparison: {compare(results, out)}")
+        return
+    (folder,) = folders
+    stored = folder.study()
+    if rules is None or rules == stored.criterion:
+        _report(folder, stored, folder.report)
+    else:
+        _report(folder, stored.replace(criterion=rules), folder.report / rules.name)
+
+
+@app.command()
+def calibrate(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY...", help="Studies swept with --criterion off.")
+    ],
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Compare the rules of divergence with what they would have cut short. Trains nothing."""
+    from analysis.calibration_report import write
+
+    for name in studies:
+        folder = StudyFolder(runs, name)
+        for line in write(_load(runs, name), folder.calibration):
+            print(line)
+        print(f"Written: {folder.calibration}")
+
+
+@app.command()
+def replay(
+    study: StudyName,
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as d2-off-lr1.000e-01-s0.")],
+    runs: Runs = DEFAULT_RUNS,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Run one cell again on CPU in float32, and say whether it diverges there too."""
+    from tune_study.data import open_tokens
+    from tune_study.replay import replay as run_again
+
+    folder = StudyFolder(runs, study)
+    tokens = open_tokens(folder.study().base.data, data, checksum=folder.read()["data"]["checksum"])
+    outcome = run_again(folder, cell, tokens)
+    print(f"{outcome.cell}: {outcome.state} on {outcome.device}; {outcome.sentence}")
 
 
 def _prepare(study: Study, data: Path) -> None:
@@ -182,12 +231,12 @@ def _load(runs: Path, name: str) -> Results:
     return load(StudyFolder(runs, name).path)
 
 
-def _report(folder: StudyFolder, study: Study) -> None:
+def _report(folder: StudyFolder, study: Study, out: Path) -> None:
     from analysis import load
     from analysis.report import write
 
     results = load(folder.path, study=study)
-    index = write(results, folder.report)
+    index = write(results, out)
     _print_summary(results)
     print(f"Report: {index}")
 
@@ -200,7 +249,11 @@ def _print_summary(results: Results) -> None:
 
 
 def _changed(
-    name: str, axes: dict[str, str | None], settings: list[str] | None, new_name: str | None
+    name: str,
+    axes: dict[str, str | None],
+    settings: list[str] | None,
+    new_name: str | None,
+    criterion: str | None = None,
 ) -> Study:
     """The named study, narrowed and changed; under a name of its own if it differs."""
     study = search_spaces.get(name)
@@ -223,12 +276,14 @@ def _changed(
     base = study.base.model_dump()
     for key, value in changes.items():
         base[key] = base.get(key, {}) | value if isinstance(value, dict) else value
-    result = study.replace(base=base, axes=narrowed)
+    rules = study.criterion if criterion is None else criterion_named(criterion)
+    result = study.replace(base=base, axes=narrowed, criterion=rules)
     if result == study and new_name is None:
         return study
     if new_name is None:
         # The same changes give the same name, so that going on works.
-        text = json.dumps([result.model_dump(mode="json")["base"], result.axes])
+        what = [result.model_dump(mode="json")["base"], result.axes]
+        text = json.dumps(what if criterion is None else [*what, criterion])
         new_name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return result.replace(name=new_name)
 

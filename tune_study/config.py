@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -228,10 +228,9 @@ class TrialConfig(Config):
 
 
 class Criterion(Config):
-    """When a run counts as diverged or failed. docs/method.md gives the evidence.
+    """When a run counts as diverged or failed. docs/divergence.md gives the evidence.
 
-    Presets: `off` never stops a run early; `safe` stops only on what was never seen to
-    come back.
+    The defaults are the preset `safe`; `CRITERIA` holds it and the others by name.
     """
 
     name: str = Field("safe", description="a name for this set of rules")
@@ -242,6 +241,12 @@ class Criterion(Config):
     max_logit: float | None = Field(
         1000.0, gt=0, description="the attention logit above which a run diverged, or null"
     )
+    plateau: float | None = Field(
+        None,
+        gt=0,
+        description="the share of the unigram entropy below which the validation loss must not "
+        "lie for a large logit to count, or null for any loss",
+    )
     patience: int = Field(
         2, ge=1, description="reports in a row that must agree before a run is called diverged"
     )
@@ -251,6 +256,26 @@ class Criterion(Config):
         lt=1,
         description="the normalised final loss above which a finished run failed, 0 to 1",
     )
+
+
+CRITERIA: Mapping[str, Criterion] = {
+    "off": Criterion(name="off", stop=False, loss_above_init=False, max_logit=None, plateau=None),
+    "safe": Criterion(),
+    "eager": Criterion(name="eager", plateau=None),
+}
+"""Presets. `off` stops nothing and calls diverged only what is not finite; `safe` stops only on
+what was never seen to come back; `eager` saves more, and bends what it measures."""
+
+
+def criterion_named(name: str) -> Criterion:
+    """The preset of that name.
+
+    Raises:
+        ConfigError: if there is none; lists those there are.
+    """
+    if name not in CRITERIA:
+        raise ConfigError(f"criterion = {name!r}: unknown. Give one of: {', '.join(CRITERIA)}.")
+    return CRITERIA[name]
 
 
 class Margins(Config):

@@ -42,8 +42,9 @@ def diverged(history: Iterable[Row], criterion: Criterion, warmup_steps: int) ->
 
     A non-finite loss or gradient is divergence at once, on the step it occurred. The other signals
     count only after warm-up, where a spike may still recover, and only when `patience`
-    reports in a row agree: training loss (moving average) above the loss at init; largest
-    attention logit above `max_logit`.
+    reports in a row agree: training loss (moving average) above the loss at init; or largest
+    attention logit above `max_logit` while the validation loss is not below `plateau` times the
+    unigram entropy, since a large logit alone comes back (docs/divergence.md).
 
     Args:
         history: reported rows, in any order, repeats allowed.
@@ -72,13 +73,19 @@ def _bad_report(row: Row, criterion: Criterion) -> str:
     if criterion.loss_above_init and smoothed is not None and smoothed > init:
         return f"training loss {smoothed:.3g} above loss at init {init:.3g}"
     logit = row["attn/max_logit"]
-    if criterion.max_logit is None:
+    if criterion.max_logit is None or _below_plateau(row, criterion):
         return ""
     if logit is None:
         return "attention logit not finite"
     if logit > criterion.max_logit:
         return f"attention logit {logit:.3g} above {criterion.max_logit:g}"
     return ""
+
+
+def _below_plateau(row: Row, criterion: Criterion) -> bool:
+    if criterion.plateau is None:
+        return False
+    return bool(row["val/loss"] < criterion.plateau * row["data/unigram_entropy"])
 
 
 @dataclass(frozen=True)

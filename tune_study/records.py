@@ -105,12 +105,19 @@ def report_steps(config: TrialConfig) -> Iterator[int]:
 
 
 def ended(history: list[Row], config: TrialConfig, criterion: Criterion) -> Verdict | None:
-    """How a cell's run ended: diverged, or `stable` for all steps done; None if it did not."""
-    if verdict := diverged(history, criterion, config.warmup_steps):
-        return verdict
-    if history and history[-1]["step"] >= config.steps:
-        return Verdict("stable", step=config.steps)
-    return None
+    """How a cell's run ended: diverged, or `stable` for all steps done; None if it did not.
+
+    Without stopping, a run goes on after it diverged, and has ended only with its last step, or
+    where a value that is not finite has frozen its weights.
+    """
+    if not history:
+        return None
+    done = history[-1]["step"] >= config.steps
+    verdict = diverged(history, criterion, config.warmup_steps)
+    if verdict is None:
+        return Verdict("stable", step=config.steps) if done else None
+    frozen = history[-1].get("nonfinite_step") is not None
+    return verdict if done or criterion.stop or frozen else None
 
 
 def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:

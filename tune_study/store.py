@@ -3,6 +3,8 @@
 <runs>/<study>/study.json   the study as it was first started, and on what
 <runs>/<study>/tune/        Tune's experiments, one a start: sweep-001, sweep-002, ...
 <runs>/<study>/report/      made from them
+<runs>/<study>/calibration/ what rules of divergence do to a control study
+<runs>/<study>/replays/     cells run again on CPU, one JSON file a cell
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class StudyFolder:
         self.path = Path(runs).expanduser().resolve() / name
         self.experiments = self.path / "tune"
         self.report = self.path / "report"
+        self.calibration = self.path / "calibration"
+        self.replays = self.path / "replays"
         self._file = self.path / "study.json"
 
     def exists(self) -> bool:

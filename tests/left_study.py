@@ -1,0 +1,55 @@
+"""A study of one cell, trained here without Ray and left as Tune would leave it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tune_study.config import Criterion, Study, TrialConfig
+from tune_study.data import Tokens
+from tune_study.identity import identity
+from tune_study.records import CHECKPOINT_FILE
+from tune_study.store import StudyFolder
+from tune_study.trainer import Trainer
+
+
+def leave(
+    runs: Path,
+    config: TrialConfig,
+    tokens: Tokens,
+    criterion: Criterion,
+    keep_at: int | None = None,
+    history: list[dict[str, Any]] | None = None,
+) -> tuple[StudyFolder, str]:
+    """Writes the study `left` and returns its folder and the cell's name.
+
+    Args:
+        keep_at: the step whose checkpoint stays.
+        history: changes to the rows, in order; the run is cut off after the last of them.
+    """
+    axes = {name: (getattr(config, name),) for name in ("lr", "depth", "qk_norm", "seed")}
+    study = Study(name="left", base=config, axes=axes, criterion=criterion)
+    folder = StudyFolder(runs, "left")
+    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.write(study, tokens.manifest.model_dump(mode="json"))
+    trial = folder.experiments / "sweep-001" / config.label
+    trial.mkdir(parents=True)
+    cell = {"label": config.label, "identity": identity(config, tokens.manifest.checksum)}
+    (trial / "params.json").write_text(json.dumps({"cell": cell}))
+    trainer, rows = Trainer(config, tokens), []
+    while not trainer.finished:
+        row = trainer.train(config.report_every)
+        row |= {"data/unigram_entropy": tokens.manifest.unigram_entropy, "params": 1}
+        rows.append(row | {"device": "mps (arm64)"})
+        if trainer.step == keep_at:
+            checkpoint = trial / "checkpoint_000000"
+            checkpoint.mkdir()
+            torch.save(trainer.state_dict(), checkpoint / CHECKPOINT_FILE)
+    if history is not None:
+        rows = [row | changes for row, changes in zip(rows, history, strict=False)]
+    (trial / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder, config.label
