@@ -11,14 +11,17 @@ in `cells`, and what was wrong is in `damage`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.tables import HISTORY_KEYS, as_cells
+from analysis.tables import as_cells
 from tune_study import records
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Finish, Row, failed, normalised_loss
@@ -197,52 +200,51 @@ def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
 
 
 class History:
-    """Collects rows column by column: a study may have a million of them."""
+    """Collects the rows of many cells as matrices: a study may have a million of them."""
 
     def __init__(self) -> None:
         self._cells: list[tuple[TrialConfig, int]] = []
-        self._columns: dict[str, list[tuple[int, Any]]] = {}
-        self._rows = 0
+        self._numbers: list[tuple[tuple[str, ...], np.ndarray]] = []
+        self._others: dict[str, list[Any]] = {key: [] for key in OTHER_METRICS}
 
     def add(self, config: TrialConfig, rows: list[Row]) -> None:
         """Adds the rows of one cell, which all have the same keys."""
-        for key in rows[0].keys() - NOT_METRICS if rows else ():
-            values = [row[key] for row in rows]
-            if key == "train/losses":
-                column: Any = [np.array(losses, dtype=np.float32) for losses in values]
-            elif key == "nonfinite":
-                column = values
-            else:
-                column = np.array(values, dtype=np.float64)  # None becomes NaN
-            self._columns.setdefault(key, []).append((self._rows, column))
         self._cells.append((config, len(rows)))
-        self._rows += len(rows)
+        if not rows:
+            return
+        keys = tuple(sorted(rows[0].keys() - NOT_METRICS - OTHER_METRICS.keys()))
+        # A None among the values becomes NaN; it is named in `nonfinite`.
+        matrix = np.array(list(map(itemgetter(*keys), rows)), dtype=np.float64)
+        self._numbers.append((keys, matrix))
+        for key, convert in OTHER_METRICS.items():
+            self._others[key] += [convert(row[key]) for row in rows]
 
     def frame(self) -> pd.DataFrame:
         """The history table; numbers that were not finite are NaN and named in `nonfinite`."""
         counts = [count for _, count in self._cells]
         data: dict[str, Any] = {
             name: np.repeat(np.array([getattr(c, field) for c, _ in self._cells]), counts)
-            for name, field in zip(HISTORY_KEYS, (*KEY_FIELDS, "step"), strict=True)
-            if name != "step"
+            for name, field in KEY_FIELDS.items()
         }
-        step = self._columns.pop("step", [])
-        data["step"] = np.concatenate([c for _, c in step]).astype(int) if step else []
-        for key in sorted(self._columns):
-            whole: np.ndarray = np.full(self._rows, np.nan, dtype=_dtype(self._columns[key][0][1]))
-            for start, column in self._columns[key]:
-                whole[start : start + len(column)] = column
-            data[key] = whole
-        self._columns.clear()
-        return pd.DataFrame(data, copy=False)
+        names = sorted({key for keys, _ in self._numbers for key in keys})
+        columns = {key: np.full(sum(counts), np.nan) for key in names}
+        start = 0
+        for keys, matrix in self._numbers:
+            for key, values in zip(keys, matrix.T, strict=True):
+                columns[key][start : start + len(matrix)] = values
+            start += len(matrix)
+        data["step"] = columns.pop("step", np.empty(0)).astype(np.int64)
+        return pd.DataFrame(data | columns | self._others, copy=False)
 
 
-KEY_FIELDS = ("label", "lr", "depth", "qk_norm", "seed")
-"""Where a cell's config holds the first columns of the history."""
+OTHER_METRICS: dict[str, Callable[[Any], Any]] = {
+    "nonfinite": str,
+    "train/losses": partial(np.array, dtype=np.float32),
+}
+"""Metrics that are not one number, and how they are kept."""
 
-
-def _dtype(column: Any) -> type:
-    return np.float64 if isinstance(column, np.ndarray) else object
+KEY_FIELDS = {"cell": "label", "lr": "lr", "depth": "depth", "qk_norm": "qk_norm", "seed": "seed"}
+"""The first columns of the history, and the cell's settings they show."""
 
 
 def _number(value: float | None) -> float:

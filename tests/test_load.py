@@ -41,6 +41,7 @@ def row(step, loss, logit=10.0, **more):
         "data/unigram_entropy": 5.0,
         "act/kurtosis": 3.0,
         "grad/norm": 0.5,
+        "train/losses": [loss, loss],
         "grad/clipped_steps": step // 10,
         "nonfinite_step": None,
         "nonfinite": "",
