@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
 from analysis import estimators, hypotheses, plots, robustness
+from analysis.load import Results, load
 from analysis.plots.metrics import ALL_LAYERS
 from analysis.summary import has_pairs
-from tune_study.config import ConfigError, Margins
-
-if TYPE_CHECKING:
-    from analysis.load import Results
+from tune_study.config import CRITERIA, ConfigError, Criterion, Margins
 
 
 @dataclass(frozen=True)
@@ -172,16 +170,33 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
         )
     if _judged(cells, study.margins):
         # Judging some twenty times takes seconds, so only once and only for a drawing.
-        panel = functools.cache(lambda: robustness.panel(cells, study.margins))
+        panel = functools.cache(lambda: robustness.panel(cells, study.margins, _rejudged(results)))
         drawn.append(
             Figure(
                 "robustness",
                 "The verdicts when one choice behind them is made otherwise: the learning rates, a "
-                "margin, the seeds without one of them. A conclusion to rely on keeps its verdict.",
+                "margin, the rules of divergence, the seeds without one of them. A conclusion to "
+                "rely on keeps its verdict.",
                 lambda layout: plots.robustness(panel(), layout),
             )
         )
     return drawn
+
+
+def _rejudged(results: Results) -> dict[str, Callable[[], pd.DataFrame]]:
+    """The cells judged by each preset of divergence that is not the study's own."""
+    source, study = results.source, results.study
+    if source is None:
+        return {}
+
+    def cells_under(criterion: Criterion) -> pd.DataFrame:
+        return load(source, study, criterion).cells
+
+    return {
+        name: functools.partial(cells_under, criterion)
+        for name, criterion in CRITERIA.items()
+        if criterion.replace(name=study.criterion.name) != study.criterion
+    }
 
 
 def _judged(cells: pd.DataFrame, margins: Margins) -> bool:

@@ -63,6 +63,7 @@ class Results:
         damage: a line for each thing that was torn, missing or foreign.
         running: whether a sweep is at work in it now.
         versions: of Python, torch, Ray and others, when it was started.
+        source: the study's folder, where these tables came from one.
     """
 
     study: Study
@@ -72,6 +73,7 @@ class Results:
     damage: tuple[str, ...] = ()
     running: bool = False
     versions: dict[str, str] = field(default_factory=dict)
+    source: Path | None = None
 
 
 def load(source: Any, study: Study | None = None, criterion: Criterion | None = None) -> Results:
@@ -116,6 +118,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         damage=tuple(damage),
         running=folder.running(),
         versions=stored["versions"],
+        source=folder.path,
     )
 
 
@@ -208,11 +211,13 @@ class History:
         self._others: dict[str, list[Any]] = {key: [] for key in OTHER_METRICS}
 
     def add(self, config: TrialConfig, rows: list[Row]) -> None:
-        """Adds the rows of one cell, which all have the same keys."""
+        """Adds the rows of one cell."""
         self._cells.append((config, len(rows)))
         if not rows:
             return
-        keys = tuple(sorted(rows[0].keys() - NOT_METRICS - OTHER_METRICS.keys()))
+        # A version of the code may have added a metric since a cell began: its rows lack it.
+        shared = rows[0].keys() & rows[-1].keys()
+        keys = tuple(sorted(shared - NOT_METRICS - OTHER_METRICS.keys()))
         # A None among the values becomes NaN; it is named in `nonfinite`.
         matrix = np.array(list(map(itemgetter(*keys), rows)), dtype=np.float64)
         self._numbers.append((keys, matrix))

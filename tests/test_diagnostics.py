@@ -54,6 +54,29 @@ def test_kurtosis_of_known_shapes():
     assert math.isfinite(d.kurtosis(large.float()).item())
 
 
+def test_sinks_by_hand():
+    # One head attends to the first token alone, one uniformly: (1 + 1/2 + 1/3 + 1/4) / 4 = 0.52
+    # over 4 tokens is a sink too, over 32 tokens 0.127 is not.
+    def share(tokens):
+        uniform = d.attention_logits(torch.zeros(1, 1, tokens, 2), torch.zeros(1, 1, tokens, 2))
+        first = uniform.clone()
+        first[..., 0] = 100.0
+        return d.sink_share(torch.cat([uniform, first], dim=1)).item()
+
+    assert share(4) == 1.0
+    assert share(32) == 0.5
+    logits = torch.full((1, 1, 2, 2), math.nan)
+    assert math.isnan(d.sink_share(logits).item())
+
+
+def test_massive_activations_by_hand():
+    x = torch.tensor([[[1.0, -2.0, 3.0], [-4.0, 600.0, 0.0]]])
+    # magnitudes 0, 1, 2, 3, 4, 600: the lower of the middle two is 2
+    assert d.massive_ratio(x).item() == 300.0
+    x[0, 0, 0] = math.nan
+    assert math.isnan(d.massive_ratio(x).item())
+
+
 @pytest.mark.parametrize("qk_norm", ["off", "rmsnorm"])
 def test_probed_attention_is_the_attention_that_runs(qk_norm):
     model = GPT(TrialConfig(width=24, heads=3, context=10, qk_norm=qk_norm), 50, seed=0)
@@ -74,8 +97,9 @@ def test_probe_names_every_layer_and_changes_nothing():
     before = model(ids)
     metrics = d.probe(model, ids)
     assert torch.equal(model(ids), before)
-    for name in ("attn/entropy", "attn/entropy_normalised", "attn/max_logit", "act/kurtosis"):
+    averaged = {"attn/entropy", "attn/entropy_normalised", "attn/sink"}
+    for name in averaged | {"attn/max_logit", "act/kurtosis", "act/massive"}:
         layers = torch.stack([metrics[f"{name}/layer_{i}"] for i in range(3)])
-        whole = layers.mean() if "entropy" in name else layers.max()
+        whole = layers.mean() if name in averaged else layers.max()
         assert metrics[name].item() == pytest.approx(whole.item())
     assert 0.9 < metrics["attn/entropy_normalised"].item() <= 1.0  # small logits at init

@@ -13,6 +13,11 @@ from torch import Tensor
 
 from tune_study.model import GPT, Block
 
+MEAN_OVER_LAYERS = ("attn/entropy", "attn/sink")
+
+SINK_ATTENTION = 0.3
+"""Mean attention to the first token from which on a head is a sink (Gu et al. 2024)."""
+
 
 @torch.no_grad()
 def probe(model: GPT, ids_BT: Tensor) -> dict[str, Tensor]:
@@ -20,9 +25,9 @@ def probe(model: GPT, ids_BT: Tensor) -> dict[str, Tensor]:
 
     Returns flat names to 0-dimensional float32 tensors, left on the device so that the
     caller decides when to wait for them: `attn/entropy/layer_i` (nats),
-    `attn/entropy_normalised/layer_i` (0 to 1), `attn/max_logit/layer_i`,
-    `act/kurtosis/layer_i`, and each without the layer: the mean over layers for entropy,
-    the maximum for the others.
+    `attn/entropy_normalised/layer_i` (0 to 1), `attn/max_logit/layer_i`, `attn/sink/layer_i`
+    (0 to 1), `act/kurtosis/layer_i`, `act/massive/layer_i`, and each without the layer: the mean
+    over layers for entropy and sinks, the maximum for the others.
     """
     metrics: dict[str, Tensor] = {}
     per_layer: dict[str, list[Tensor]] = {}
@@ -37,14 +42,16 @@ def probe(model: GPT, ids_BT: Tensor) -> dict[str, Tensor]:
             "attn/entropy": entropy_BHT.mean(),
             "attn/entropy_normalised": normalised(entropy_BHT).mean(),
             "attn/max_logit": visible_max(logits_BHTT),
+            "attn/sink": sink_share(logits_BHTT),
             "act/kurtosis": kurtosis(x_BTC.float()).mean(),
+            "act/massive": massive_ratio(x_BTC.float()),
         }
         for name, value in layer.items():
             metrics[f"{name}/layer_{i}"] = value
             per_layer.setdefault(name, []).append(value)
     for name, values in per_layer.items():
         stacked = torch.stack(values)
-        metrics[name] = stacked.mean() if name.startswith("attn/entropy") else stacked.max()
+        metrics[name] = stacked.mean() if name.startswith(MEAN_OVER_LAYERS) else stacked.max()
     return metrics
 
 
@@ -78,6 +85,26 @@ def normalised(entropy_BHT: Tensor) -> Tensor:
 def visible_max(logits_BHTT: Tensor) -> Tensor:
     """The largest |logit| among the positions that are seen."""
     return logits_BHTT.masked_fill(logits_BHTT == -math.inf, 0.0).abs().max()
+
+
+def sink_share(logits_BHTT: Tensor) -> Tensor:
+    """The share of heads whose mean attention to the first token exceeds 0.3, per window.
+
+    Gu et al. 2024 (arXiv 2410.10781), section 3: mean over all queries, the first included.
+    NaN if a logit is NaN.
+    """
+    first_BH = torch.softmax(logits_BHTT, dim=-1)[..., 0].mean(-1)
+    share = (first_BH > SINK_ATTENTION).float().mean()
+    return torch.where(first_BH.isnan().any(), math.nan, share)
+
+
+def massive_ratio(x_BTC: Tensor) -> Tensor:
+    """Largest over median magnitude of the activations (Sun et al. 2024, arXiv 2402.17762).
+
+    Over all tokens and channels; activations of which half are 0 give infinity, or NaN.
+    """
+    magnitude = x_BTC.abs().flatten()
+    return magnitude.max() / magnitude.median()
 
 
 def kurtosis(x_BTC: Tensor) -> Tensor:
