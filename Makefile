@@ -43,6 +43,7 @@ coverage: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coverage
 
 bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.load
 	$(BIN)/python -m benchmarks.prepare
 
 $(VENV)/bin/python:
