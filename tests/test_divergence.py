@@ -22,6 +22,7 @@ def report(step, loss=3.0, ema=None, logit=5.0, nonfinite_step=None):
         "val/loss_init": INIT,
         "train/loss_ema": loss if ema is None else ema,
         "attn/max_logit": logit,
+        "data/unigram_entropy": H1,
         "nonfinite_step": nonfinite_step,
         "data/unigram_entropy": H1,
     }

@@ -242,7 +242,7 @@ class Criterion(Config):
         1000.0, gt=0, description="the attention logit above which a run diverged, or null"
     )
     plateau: float | None = Field(
-        None,
+        0.9,
         gt=0,
         description="the share of the unigram entropy below which the validation loss must not "
         "lie for a large logit to count, or null for any loss",
