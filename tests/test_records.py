@@ -19,6 +19,7 @@ def row(step, loss=2.0, resumed=0):
         "val/loss_init": 6.0,
         "train/loss_ema": loss,
         "attn/max_logit": 1.0,
+        "data/unigram_entropy": 5.0,
         "nonfinite_step": None,
         "resumed_step": resumed,
     }
