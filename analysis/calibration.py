@@ -34,11 +34,20 @@ STOPPED_LOSS: Mapping[str, Callable[[pd.DataFrame], pd.Series]] = {
     "larger of stop and unigram": lambda cells: cells[["loss", "unigram_entropy"]].max(axis=1),
     "smaller of stop and unigram": lambda cells: cells[["loss", "unigram_entropy"]].min(axis=1),
     "best before the stop": lambda cells: cells["loss_best"],
+    "smaller of stop and near unigram": lambda cells: _near_unigram(cells),
 }
 """What may stand for the final loss of a stopped cell, by name."""
 
 BINS = tuple(round(0.1 * k, 1) for k in range(11))
 """Edges of the histogram of normalised losses; what lies beyond them counts in the end bins."""
+
+
+def _near_unigram(cells: pd.DataFrame) -> pd.Series:
+    """The rule of `estimators.lr_sensitivity`: STOPPED_SHARE of the way from l* to H1."""
+    best = cells["loss"].where(cells["state"] == "stable")
+    best = best.groupby([cells[key] for key in SEED_KEYS]).transform("min")
+    near = best + estimators.STOPPED_SHARE * (cells["unigram_entropy"] - best)
+    return near.clip(upper=cells["loss"])
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ ARM_KEYS = ["depth", "qk_norm"]
 LR_KEYS = ["depth", "qk_norm", "lr"]
 AXIS_KEYS = ["lr", "depth", "qk_norm", "seed"]
 
+STOPPED_SHARE = 0.97
+"""Where a stopped run would have ended, on the way from the best loss to the unigram entropy H1:
+the decaying learning rate takes it a little below the plateau it was stopped on. Measured on runs
+that were not stopped (docs/divergence.md)."""
+
 STABLE, FAILED, DIVERGED, ERRORED, MISSING = range(len(STATES))
 
 SPACING_TOLERANCE = 0.1
@@ -206,8 +211,9 @@ def lr_sensitivity(
         mean over the grid's LRs in [a, b] of min(l(lr), l0) - l*
 
     with l0 the cell's measured loss at init and l* the lowest loss of a stable cell in the
-    range. A cell that was stopped early counts at its last loss; what it would have come to
-    is unknown between l* (`lower`) and l0 (`upper`).
+    range. A cell that was stopped early counts at its last loss, but not above
+    l* + STOPPED_SHARE (H1 - l*); what it would have come to is unknown between l* (`lower`) and
+    l0 (`upper`).
 
     Args:
         lr_range: a, b, both included; the whole grid if not given.
@@ -225,8 +231,10 @@ def lr_sensitivity(
     def mean_excess(loss: Array) -> Array:
         return np.maximum(loss - best, 0).mean(axis=1)
 
+    plateau = best + STOPPED_SHARE * (cells["unigram_entropy"].max() - best)
+    guessed = stopped & np.isfinite(grid.loss)
     table = grid.keys.copy()
-    table["value"] = mean_excess(grid.clamped)
+    table["value"] = mean_excess(np.where(guessed, np.fmin(grid.clamped, plateau), grid.clamped))
     table["lower"] = mean_excess(np.where(stopped, best, grid.clamped))
     table["upper"] = mean_excess(np.where(stopped, grid.loss_init, grid.clamped))
     table["lr_low"], table["lr_high"], table["n_lrs"] = grid.lr[0], grid.lr[-1], len(grid.lr)

@@ -127,9 +127,9 @@ def test_shift_of_lr_sensitivity_by_hand():
     # control, seed 0: ((5.2 - 1) + 0 + (1.2 - 1) + (4.8 - 1)) / 4 = 2.05; seed 1: + 0.3 / 4
     assert shift["control"] == pytest.approx(2.05 + 0.0375)
     assert shift["sd"] == pytest.approx(0.075 / np.sqrt(2))
-    # The one stopped cell counts 5.0 in place of 4.8, a quarter of 0.2, unless the estimator
-    # has a rule of its own; the larger of stop and unigram entropy is 5.0 as well.
-    assert shift["shift"] == pytest.approx(0.05)
+    # The one stopped cell counts min(5.0, 1 + 0.97 (5 - 1) = 4.88) in place of 4.8; with the
+    # second seed 4.88 in place of 4.9: a quarter of 0.08 and of -0.02.
+    assert shift["shift"] == pytest.approx((0.02 - 0.005) / 2)
     assert shift["edge_shift"] == 0
 
 
@@ -139,7 +139,11 @@ def test_rules_for_the_loss_of_a_stopped_cell_by_hand():
     assert error["loss at stop"] == pytest.approx(5.0 - 4.8)
     assert error["loss at init"] == pytest.approx(6.0 - 4.8)
     assert error["unigram entropy"] == pytest.approx(5.0 - 4.8)
+    assert error["smaller of stop and near unigram"] == pytest.approx(4.88 - 4.8)
     shift = found.rules.set_index("rule")["shift_worst"]
+    assert shift["smaller of stop and near unigram"] == pytest.approx(
+        found.shifts["shift"].iloc[0]  # what the estimator does
+    )
     assert shift["loss at init"] == pytest.approx(1.2 / 4)
 
 

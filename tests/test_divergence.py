@@ -24,7 +24,6 @@ def report(step, loss=3.0, ema=None, logit=5.0, nonfinite_step=None):
         "attn/max_logit": logit,
         "data/unigram_entropy": H1,
         "nonfinite_step": nonfinite_step,
-        "data/unigram_entropy": H1,
     }
 
 

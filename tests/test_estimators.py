@@ -31,10 +31,11 @@ def one(frame: pd.DataFrame, **where: object) -> pd.Series:
 
 
 def test_lr_sensitivity_on_the_grid_of_wortsman() -> None:
-    # l* = 2.0. Excesses 1.5, 0.8, 0.3, 0, 0.1, min(7, 6) - 2 = 4, 5.9 - 2 = 3.9; sum 10.6, / 7.
+    # l* = 2.0, H1 = 5.0. Excesses 1.5, 0.8, 0.3, 0, 0.1, min(7, 6) - 2 = 4, and for the stopped
+    # cell 0.97 (5 - 2) = 2.91, as that is less than 5.9 - 2; sum 9.61, / 7.
     losses = [3.5, 2.8, 2.3, 2.0, 2.1, ("failed", 7.0), ("diverged", 5.9)]
     row = one(est.lr_sensitivity(table(WORTSMAN, {(2, "off", 0): losses})))
-    assert row["value"] == pytest.approx(10.6 / 7)
+    assert row["value"] == pytest.approx(9.61 / 7)
     # The stopped cell is at least 0 above l* (6.7 / 7), at most 6 - 2 = 4 (10.7 / 7).
     assert row["lower"] == pytest.approx(6.7 / 7)
     assert row["upper"] == pytest.approx(10.7 / 7)

@@ -43,7 +43,6 @@ def row(step, loss, logit=10.0, **more):
         "grad/norm": 0.5,
         "train/losses": [loss, loss],
         "grad/clipped_steps": step // 10,
-        "data/unigram_entropy": 5.0,
         "nonfinite_step": None,
         "nonfinite": "",
         "resumed_step": 0,
@@ -119,8 +118,8 @@ def test_a_study_not_started_is_all_missing(made):
 
 
 def test_a_run_that_improves_and_then_blows_up_is_diverged_with_its_last_loss(made):
-    bad = {"val/loss_min": 1.0}
-    late = [row(50, 6.5, 2e3, **bad), row(100, 7.0, 2e3, **bad)]
+    best = {"val/loss_min": 1.0}  # between two reports
+    late = [row(50, 6.5, **best), row(100, 7.0, **best)]
     cells = load(made(WHOLE | {0.1: late})).cells.set_index("lr")
     assert cells.loc[0.1, "state"] == "diverged"
     assert cells.loc[0.1, "loss"] == 7.0  # the best-ever loss never stands in

@@ -15,7 +15,7 @@ from tune_study.records import CHECKPOINT_FILE
 from tune_study.replay import replay
 from tune_study.trainer import Trainer
 
-RULES = Criterion(name="low", loss_above_init=False, max_logit=0.01, patience=1)
+RULES = Criterion(name="low", loss_above_init=False, max_logit=0.01, plateau=None, patience=1)
 """Every run passes a logit of 0.01, so that a replay diverges at its first report."""
 
 

@@ -239,10 +239,10 @@ class Criterion(Config):
         True, description="true: smoothed training loss above the loss at init is divergence"
     )
     max_logit: float | None = Field(
-        1000.0, gt=0, description="the attention logit above which a run diverged, or null"
+        1e4, gt=0, description="the attention logit above which a run diverged, or null"
     )
     plateau: float | None = Field(
-        0.9,
+        0.95,
         gt=0,
         description="the share of the unigram entropy below which the validation loss must not "
         "lie for a large logit to count, or null for any loss",
@@ -261,7 +261,7 @@ class Criterion(Config):
 CRITERIA: Mapping[str, Criterion] = {
     "off": Criterion(name="off", stop=False, loss_above_init=False, max_logit=None, plateau=None),
     "safe": Criterion(),
-    "eager": Criterion(name="eager", plateau=None),
+    "eager": Criterion(name="eager", max_logit=1e3, plateau=None),
 }
 """Presets. `off` stops nothing and calls diverged only what is not finite; `safe` stops only on
 what was never seen to come back; `eager` saves more, and bends what it measures."""
