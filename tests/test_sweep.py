@@ -195,7 +195,7 @@ def slow():
     """Words of a study with a checkpoint at every report, so that kills find something."""
     return [
         "sweep", "smoke", "--name", "tiny", "--lr", "1e-2,1e-1", "--depth", "2", "--seed", "0",
-        "--set", "steps=240", "--set", "warmup_steps=20", "--checkpoint-every", "0",
+        "--set", "steps=240", "--set", "warmup_steps=20", "--checkpoint-every", "0", "--no-report",
     ]  # fmt: skip
 
 

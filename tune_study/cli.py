@@ -86,6 +86,9 @@ def sweep(
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Seconds between checkpoints of a running cell.")
     ] = None,
+    with_report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write the report at the end.")
+    ] = True,
     runs: Runs = DEFAULT_RUNS,
     data: Data = DEFAULT_DATA,
 ) -> None:
@@ -119,7 +122,8 @@ def sweep(
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
-    _report(folder, wanted, folder.report)
+    if with_report:
+        _report(folder, wanted, folder.report)
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
     if outcome.errors:
