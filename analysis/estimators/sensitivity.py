@@ -1,0 +1,68 @@
+"""LR sensitivity: what the wrong learning rate costs, on average over the grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.estimators.grid import (
+    DIVERGED,
+    SEED_KEYS,
+    Array,
+    curves,
+    in_range,
+    lost_cells,
+    uneven_spacing,
+    with_counts,
+)
+
+STOPPED_SHARE = 0.97
+"""Where a stopped run would have ended, on the way from the best loss to the unigram entropy H1:
+the decaying learning rate takes it a little below the plateau it was stopped on. Measured on runs
+that were not stopped (docs/divergence.md)."""
+
+
+def lr_sensitivity(
+    cells: pd.DataFrame, lr_range: tuple[float, float] | None = None
+) -> pd.DataFrame:
+    """LR sensitivity of each (depth, qk_norm, seed): Wortsman et al. 2023 (2309.14322), sec. 2.
+
+        mean over the grid's LRs in [a, b] of min(l(lr), l0) - l*
+
+    with l0 the cell's measured loss at init and l* the lowest loss of a stable cell in the
+    range. A cell that was stopped early counts at its last loss, but not above
+    l* + STOPPED_SHARE (H1 - l*); what it would have come to is unknown between l* (`lower`) and
+    l0 (`upper`).
+
+    Args:
+        lr_range: a, b, both included; the whole grid if not given.
+
+    Returns:
+        DataFrame: depth, qk_norm, seed, value, lower, upper, lr_low, lr_high, n_lrs, counts,
+        reason. A grid with missing or errored cells, or one that is not log-spaced, has NaN
+        for a value, and a reason.
+    """
+    grid = curves(cells, lr_range)
+    best = np.where(grid.stable, grid.clamped, np.inf).min(axis=1, keepdims=True)
+    best = np.where(np.isfinite(best), best, np.nan)
+    stopped = grid.state == DIVERGED
+
+    def mean_excess(loss: Array) -> Array:
+        return np.maximum(loss - best, 0).mean(axis=1)
+
+    plateau = best + STOPPED_SHARE * (cells["unigram_entropy"].max() - best)
+    guessed = stopped & np.isfinite(grid.loss)
+    table = grid.keys.copy()
+    table["value"] = mean_excess(np.where(guessed, np.fmin(grid.clamped, plateau), grid.clamped))
+    table["lower"] = mean_excess(np.where(stopped, best, grid.clamped))
+    table["upper"] = mean_excess(np.where(stopped, grid.loss_init, grid.clamped))
+    table["lr_low"], table["lr_high"], table["n_lrs"] = grid.lr[0], grid.lr[-1], len(grid.lr)
+    table["reason"] = lost_cells(grid)
+    no_best = (table["reason"] == "").to_numpy() & ~grid.stable.any(axis=1)
+    table.loc[no_best, "reason"] = "no stable cell in the range, so no best loss"
+    no_init = (table["reason"] == "") & table["value"].isna()
+    table.loc[no_init, "reason"] = "loss at init or final loss not measured"
+    if uneven := uneven_spacing(grid.lr):
+        table[["value", "lower", "upper"]] = np.nan
+        table["reason"] = uneven
+    return with_counts(table, in_range(cells, lr_range), SEED_KEYS)
