@@ -200,21 +200,13 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
     a, b = a.reshape(-1, n), b.reshape(-1, n)
     t = stats.t.ppf((1 + level) / 2, n - 1)
     cut = n * np.log1p(t**2 / (n - 1)) / 2
-    first, last = a.min(axis=-1), b.max(axis=-1)
-    unit = last - first
-    sigma = unit[:, None] * np.logspace(-3, 1.5, 55)
-
-    def profile(mu: Array) -> Array:
-        """Profile log likelihood at mu, shape (K, R)."""
-        return _peak(_binned_log_likelihood(a, b, mu, sigma))
-
-    tried = first + np.linspace(0, 1, 41)[:, None] * unit
-    likelihoods = profile(tried)
-    least = likelihoods.max(axis=0) - cut
-    centre = np.take_along_axis(tried, likelihoods.argmax(axis=0)[None], axis=0)
+    unit = b.max(axis=-1) - a.min(axis=-1)
+    profile = _profile(a, b)
+    centre, most = _maximum(profile, a, b)
+    least = most - cut
     # Moving every draw to the far end of its bin gives a t interval at most this wide.
     reach = np.array([[-1.0], [1.0]]) * unit * (2 + t / np.sqrt(n - 1))
-    inside, outside = np.repeat(centre, 2, axis=0), centre + reach
+    inside, outside = np.repeat(centre[None], 2, axis=0), centre + reach
     for _ in range(25):
         middle = (inside + outside) / 2
         keep = profile(middle) >= least
@@ -223,6 +215,47 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
         np.where(unbounded[0], -np.inf, inside[0].reshape(shape)),
         np.where(unbounded[1], np.inf, inside[1].reshape(shape)),
     )
+
+
+def bin_test(low: ArrayLike, high: ArrayLike, width: float) -> Array:
+    """Two-sided p-value that the mean of draws known up to a bin is 0; NaN below 2 draws.
+
+    The dual of `bin_bounds`: p is 1 - level of the widest interval that leaves 0 out,
+
+        2 [max l - max_sigma l(0, sigma)] = n ln(1 + t^2 / (n - 1)),  p = 2 P(T_{n-1} > t).
+
+    Draws open on the side of the mean's own sign only make the case against 0 stronger than
+    it is counted; where one is open on the other side, the mean may be 0, and p is 1.
+    """
+    opened = [np.isinf(np.asarray(x, dtype=float)).any(axis=-1) for x in (low, high)]
+    a, b = closed_bins(low, high, width)
+    shape, n = a.shape[:-1], a.shape[-1]
+    if n < 2:
+        return np.full(shape, np.nan)
+    a, b = a.reshape(-1, n), b.reshape(-1, n)
+    profile = _profile(a, b)
+    centre, most = _maximum(profile, a, b)
+    ratio = 2 * (most - profile(np.zeros((1, len(a))))[0])
+    t = np.sqrt((n - 1) * np.expm1(np.clip(ratio / n, 0, 700)))
+    p, centre = 2 * special.stdtr(n - 1, -t).reshape(shape), centre.reshape(shape)
+    return np.where(np.where(centre > 0, opened[0], opened[1]), 1.0, p)
+
+
+def _profile(low: Array, high: Array) -> Callable[[Array], Array]:
+    """The log likelihood of closed bins, shape (R, n), as a function of the mean, maximised
+    over sigma: means of shape (K, R) to likelihoods of that shape."""
+    unit = high.max(axis=-1) - low.min(axis=-1)
+    sigma = unit[:, None] * np.logspace(-3, 1.5, 55)
+    return lambda mu: _peak(_binned_log_likelihood(low, high, mu, sigma))
+
+
+def _maximum(profile: Callable[[Array], Array], low: Array, high: Array) -> tuple[Array, Array]:
+    """The mean at which a profile of closed bins is highest, and how high, each shape (R,)."""
+    first, last = low.min(axis=-1), high.max(axis=-1)
+    tried = first + np.linspace(0, 1, 41)[:, None] * (last - first)
+    likelihoods = profile(tried)
+    centre = np.take_along_axis(tried, likelihoods.argmax(axis=0)[None], axis=0)[0]
+    return centre, likelihoods.max(axis=0)
 
 
 def _binned_log_likelihood(low: Array, high: Array, mu: Array, sigma: Array) -> Array:
@@ -313,6 +346,25 @@ def _pattern_bounds(
     low, high = np.array(bins).T
     lower, upper = bin_bounds(low, high, width, level)
     return float(lower), float(upper)
+
+
+def bin_p_value(low: ArrayLike, high: ArrayLike, width: float) -> float:
+    """`bin_test` of the seeds that say something; NaN with fewer than two.
+
+    Args:
+        low, high: one bin a seed, as for `bin_interval`.
+        width: width of the bin that stands for one with an open end.
+    """
+    a, b = (np.asarray(x, dtype=float) for x in (low, high))
+    told = ~(np.isnan(a) | np.isnan(b)) & (np.isfinite(a) | np.isfinite(b))
+    pattern = sorted(zip(a[told].round(9).tolist(), b[told].round(9).tolist(), strict=True))
+    return _pattern_p_value(tuple(pattern), width)
+
+
+@lru_cache(maxsize=4096)
+def _pattern_p_value(bins: tuple[tuple[float, float], ...], width: float) -> float:
+    low, high = np.array(bins).reshape(-1, 2).T
+    return float(bin_test(low, high, width))
 
 
 def seeds_needed(sd: float, clearance: float, level: float = LEVEL, most: int = 200) -> int | None:

@@ -158,6 +158,7 @@ def _cell(
         reason = f"cut off at step {at} of {config.steps}" if rows else "not started"
     peak = [row["attn/max_logit"] for row in rows]
     seconds = last.get("time/train_s", NAN)
+    started, ended = _times(rows)
     return {
         "cell": config.label,
         **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed", "steps")},
@@ -180,11 +181,21 @@ def _cell(
         "params": last.get("params", 0),
         "seconds": seconds,
         "tokens_per_s": at * config.tokens_per_step / seconds if rows else NAN,
+        "started": started,
+        "ended": ended,
         "device": last.get("device", ""),
         "precision": config.precision,
         "threads": config.threads,
         "identity": name,
     }
+
+
+def _times(rows: list[Row]) -> tuple[float, float]:
+    """When a cell began and ended, to Tune's second; NaN where it was cut off and gone on with,
+    or its rows carry no time."""
+    if not rows or rows[-1]["resumed_step"] or "timestamp" not in rows[0]:
+        return NAN, NAN
+    return rows[0]["timestamp"] - rows[0]["time/train_s"], float(rows[-1]["timestamp"])
 
 
 def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:

@@ -37,6 +37,8 @@ CELL_COLUMNS: dict[str, tuple[str, str]] = {
     "params": ("int64", "number of parameters"),
     "seconds": ("float64", "training time, all attempts that count"),
     "tokens_per_s": ("float64", "training tokens a second, over `seconds`"),
+    "started": ("float64", "Unix time at which it began, NaN where it was cut off and gone on"),
+    "ended": ("float64", "Unix time of its last report, NaN likewise"),
     "device": ("str", "device name"),
     "precision": ("str", "fp32 or bf16"),
     "threads": ("Int64", "CPU threads"),

@@ -10,6 +10,7 @@ from analysis.plots.loss import lr_loss
 from analysis.plots.metrics import metric
 from analysis.plots.phase import phase_map
 from analysis.plots.robustness import robustness
+from analysis.plots.stabilisers import arm_changes, arm_curves, arm_phases, crossed
 from analysis.plots.steps import steps_to_loss
 from analysis.plots.theme import COLUMN, WIDE, Layout
 
@@ -17,6 +18,10 @@ __all__ = [
     "COLUMN",
     "WIDE",
     "Layout",
+    "arm_changes",
+    "arm_curves",
+    "arm_phases",
+    "crossed",
     "lr_loss",
     "lr_sensitivity",
     "max_stable_lr",

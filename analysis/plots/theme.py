@@ -27,6 +27,7 @@ _FIXED_COLOURS = {
     "l2": "#CC79A7",
 }
 _SPARE_COLOURS = ("#56B4E9", "#E69F00", "#8C6D31", "#7F7F7F")
+_OTHER_COLOUR = "#8073AC"
 _ARM_NAMES = {
     "off": "QK-norm off",
     "rmsnorm": "QK-norm on (RMSNorm)",
@@ -137,6 +138,14 @@ def arm_colours(arms: Iterable[str]) -> dict[str, str]:
     return {arm: _FIXED_COLOURS.get(arm) or next(spare) for arm in order}
 
 
+def colour_of(arm: str) -> str:
+    """The colour of one arm among many: its own where it has one, else one for all others.
+
+    More arms than there are colours that everybody can tell apart need labels, not colours.
+    """
+    return _FIXED_COLOURS.get(arm, _OTHER_COLOUR)
+
+
 def arm_colour(arms: Iterable[str]) -> alt.Color:
     """The colour encoding of the field `arm`, which holds the arms' names."""
     colours = arm_colours(arms)
@@ -154,10 +163,10 @@ def state_labels(states: pd.Series) -> dict[str, str]:
     return {state: f"{state} ({counts[state]})" for state in STATES if state in counts.index}
 
 
-def state_shape(labels: dict[str, str]) -> alt.Shape:
+def state_shape(labels: dict[str, str], **legend: Any) -> alt.Shape:
     """The shape encoding of the field `state_label`."""
     scale = alt.Scale(domain=list(labels.values()), range=[STATE_SHAPES[s] for s in labels])
-    return alt.Shape("state_label:N", scale=scale, legend=alt.Legend(title=None))
+    return alt.Shape("state_label:N", scale=scale, legend=alt.Legend(title=None, **legend))
 
 
 def decades(values: Iterable[float], limit: int = 8) -> list[float]:
