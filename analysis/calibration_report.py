@@ -11,7 +11,6 @@ A study that was calibrated before is written over.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pandas as pd
 
 from analysis import early_warning
 from analysis.calibration import calibrate, replay
+from analysis.convert import replace_file
 from analysis.load import Results
 from analysis.summary import json_safe
 from tune_study.config import CRITERIA
@@ -48,11 +48,11 @@ def write(results: Results, out: Path) -> list[str]:
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        _replace(out / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+        replace_file(out / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
     content = {"study": found.study, "cells": found.cells}
     content |= {name: table.to_dict("records") for name, table in tables.items()}
     text = json.dumps(json_safe(content), indent=1, allow_nan=False)
-    _replace(out / "calibration.json", text + "\n")
+    replace_file(out / "calibration.json", text + "\n")
     return lines(found.study, found.cells, tables)
 
 
@@ -81,10 +81,3 @@ def lines(study: str, cells: int, tables: dict[str, pd.DataFrame]) -> list[str]:
 
 def _short(value: Any) -> str:
     return f"{value:.3g}"
-
-
-def _replace(path: Path, content: str) -> None:
-    """Writes a file whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(content, encoding="utf-8")
-    os.replace(part, path)

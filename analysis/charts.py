@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis import estimators
 from analysis.figures import Figure, figures
 from analysis.load import Results
 from analysis.plots import WIDE, Layout
+from analysis.summary import summarise
 from tune_study.config import ConfigError
 
 
@@ -33,4 +33,4 @@ def draw(results: Results, name: str, layout: Layout = WIDE) -> Any:
 
 
 def _figures(results: Results) -> list[Figure]:
-    return figures(results, estimators.arm_summary(results.cells, results.study.margins))
+    return figures(results, summarise(results))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import page
+from analysis.convert import replace_file
 from analysis.figures import figures
 from analysis.plots.theme import COLUMN, WIDE, arm_colours, arm_order
 from analysis.summary import answer, edge_text, interval_text, json_safe, lr_text, summarise
@@ -41,7 +42,7 @@ def compare(results: Sequence[Results], out: Path) -> Path:
     studies, specs = [], {}
     for each in results:
         summary = json_safe(summarise(each))
-        drawn = [f for f in figures(each, summary["arms"]) if f.name in SIDE_BY_SIDE]
+        drawn = [f for f in figures(each, summary) if f.name in SIDE_BY_SIDE]
         placed = []
         for figure in drawn:
             name = f"{each.study.name} {figure.name}"
@@ -60,7 +61,7 @@ def compare(results: Sequence[Results], out: Path) -> Path:
         colours=arm_colours({row["arm"] for row in rows}),
     )
     out.mkdir(parents=True, exist_ok=True)
-    page.replace_file(out / "index.html", html)
+    replace_file(out / "index.html", html)
     return out / "index.html"
 
 

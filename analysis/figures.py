@@ -10,12 +10,13 @@ from typing import Any
 import altair as alt
 import numpy as np
 import pandas as pd
+from altair.utils.schemapi import debug_mode
 
-from analysis import estimators, hypotheses, plots, robustness
+from analysis import estimators, plots, robustness
 from analysis.load import Results, load
 from analysis.plots.metrics import ALL_LAYERS
 from analysis.summary import has_pairs
-from tune_study.config import CRITERIA, ConfigError, Criterion, Margins
+from tune_study.config import CRITERIA, Criterion
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,24 @@ class Figure:
     draw: Callable[[plots.Layout], Any]
 
     def spec(self, layout: plots.Layout) -> dict[str, Any]:
-        """The Vega-Lite specification.
+        """The Vega-Lite specification; the tests, not every report, check it against the schema."""
+        with debug_mode(False):
+            return _specification(self.draw(layout))
 
-        The tables are put in afterwards, as Altair copies what it turns into a dictionary,
-        and the tests, not every report, check it against Vega-Lite's schema.
-        """
-        chart = self.draw(layout)
-        tables, chart.datasets = chart.datasets, alt.Undefined
-        return {**chart.to_dict(validate=False), "datasets": tables}
+
+def _specification(chart: Any, **context: Any) -> dict[str, Any]:
+    """`chart.to_dict()`, composed of its parts' specifications.
+
+    Altair copies a chart deeply, with all its parts and tables, at every level of it.
+    """
+    whole: dict[str, Any] = {}
+    for kind, name in ((alt.ConcatChart, "concat"), (alt.LayerChart, "layer")):
+        if isinstance(chart, kind):
+            whole[name] = [_specification(part, top_level=False) for part in chart[name]]
+            chart[name] = []
+    if context.get("top_level", True):
+        whole["datasets"], chart.datasets = chart.datasets, alt.Undefined
+    return chart.to_dict(validate=False, context=context) | whole
 
 
 @dataclass(frozen=True)
@@ -89,14 +100,15 @@ DIAGNOSTICS = (
 )
 
 
-def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
+def figures(results: Results, summary: dict[str, Any]) -> list[Figure]:
     """The figures of a report, in reading order.
 
     Args:
         results: as `analysis.load.load` gives them.
-        arms: as `analysis.estimators.arm_summary`.
+        summary: as `analysis.summary.summarise` makes it of them.
     """
     cells, history, study = results.cells, results.history, results.study
+    arms = summary["arms"]
     curve, rules = loss_curve(cells), reference_losses(cells)
     sensitivity = estimators.lr_sensitivity(cells, study.margins.lr_range)
     edges = estimators.max_stable_lr(cells)
@@ -168,7 +180,7 @@ def figures(results: Results, arms: list[dict[str, Any]]) -> list[Figure]:
                 lambda layout: plots.training_curves(cells, history, layout),
             )
         )
-    if _judged(cells, study.margins):
+    if summary["verdicts"] and cells["seed"].nunique() > 1:
         # Judging some twenty times takes seconds, so only once and only for a drawing.
         panel = functools.cache(lambda: robustness.panel(cells, study.margins, _rejudged(results)))
         drawn.append(
@@ -197,17 +209,6 @@ def _rejudged(results: Results) -> dict[str, Callable[[], pd.DataFrame]]:
         for name, criterion in CRITERIA.items()
         if criterion.replace(name=study.criterion.name) != study.criterion
     }
-
-
-def _judged(cells: pd.DataFrame, margins: Margins) -> bool:
-    """Whether there are verdicts, and seeds enough to leave one out."""
-    if not has_pairs(cells) or cells["seed"].nunique() < 2:
-        return False
-    try:
-        hypotheses.judge(cells, margins)
-    except ConfigError:
-        return False
-    return True
 
 
 def loss_curve(cells: pd.DataFrame) -> pd.DataFrame:
@@ -242,10 +243,7 @@ def _diagnostic_figures(cells: pd.DataFrame, history: pd.DataFrame) -> Iterator[
         values = diagnostic_values(cells, history, diagnostic.key)
         if values is None:
             continue
-        curve = pd.concat(
-            estimators.by_lr(group, ["value"]).assign(layer=layer)
-            for layer, group in values.groupby("layer", sort=False)
-        )
+        curve = layer_curves(values)
         yield Figure(
             diagnostic.name,
             diagnostic.caption,
@@ -253,6 +251,20 @@ def _diagnostic_figures(cells: pd.DataFrame, history: pd.DataFrame) -> Iterator[
                 v, c, d.title, d.y_title, d.log, layout
             ),
         )
+
+
+def layer_curves(values: pd.DataFrame) -> pd.DataFrame:
+    """What `diagnostic_values` gives, as functions of the learning rate, layer by layer.
+
+    Returns:
+        DataFrame: as `analysis.estimators.by_lr`, with `layer` in place of `metric`.
+    """
+    layers = values["layer"].unique().tolist()
+    keys = ["cell", "lr", "depth", "qk_norm", "seed", "state"]
+    wide = values.pivot(index=keys, columns="layer", values="value").reset_index()
+    curve = estimators.by_lr(wide, layers).rename(columns={"metric": "layer"})
+    number = curve["layer"].where(curve["layer"] != ALL_LAYERS, "-1").astype(int)
+    return curve[curve["depth"] > number].reset_index(drop=True)
 
 
 def diagnostic_values(cells: pd.DataFrame, history: pd.DataFrame, key: str) -> pd.DataFrame | None:

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 Array = NDArray[np.float64]
 Bounds = tuple[Array, Array]
@@ -72,7 +72,7 @@ def t_factor(n: ArrayLike, level: float = LEVEL) -> Array:
     """Half width of the t interval of n values, in standard deviations; NaN below n = 2."""
     count = np.maximum(np.asarray(n, dtype=float), 1)
     with np.errstate(invalid="ignore"):
-        factor = stats.t.ppf((1 + level) / 2, count - 1) / np.sqrt(count)
+        factor = special.stdtrit(count - 1, (1 + level) / 2) / np.sqrt(count)
     return np.where(count < 2, np.nan, factor)
 
 
@@ -81,7 +81,7 @@ def t_test(mean: ArrayLike, sd: ArrayLike, n: ArrayLike) -> Array:
     m, s, count = (np.asarray(x, dtype=float) for x in (mean, sd, n))
     with np.errstate(invalid="ignore", divide="ignore"):
         t = np.abs(m) / (s / np.sqrt(count))
-        p = 2 * stats.t.sf(t, np.maximum(count - 1, 1))
+        p = 2 * special.stdtr(np.maximum(count - 1, 1), -t)
     return np.where((count < 2) | ~(s > 0), np.nan, p)
 
 
@@ -198,7 +198,7 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
         nothing = np.full(shape, np.nan)
         return nothing, nothing.copy()
     a, b = a.reshape(-1, n), b.reshape(-1, n)
-    t = stats.t.ppf((1 + level) / 2, n - 1)
+    t = special.stdtrit(n - 1, (1 + level) / 2)
     cut = n * np.log1p(t**2 / (n - 1)) / 2
     unit = b.max(axis=-1) - a.min(axis=-1)
     profile = _profile(a, b)

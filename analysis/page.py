@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -188,10 +186,3 @@ def environment() -> jinja2.Environment:
     environment.filters["fixed"] = lambda value: "–" if value is None else f"{value:.3g}"
     environment.filters["interval"] = lambda part: interval_text(part["low"], part["high"], ".3g")
     return environment
-
-
-def replace_file(path: Path, content: bytes | str) -> None:
-    """Writes a file whole or not at all: beside its place first, then moved there."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(part, path)

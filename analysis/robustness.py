@@ -40,10 +40,12 @@ def panel(
     Raises:
         ConfigError: if the study as declared cannot be judged.
     """
-    declared = judge(cells, margins)
+    estimators.require_uniform(cells)
+    evidence = [gather(cells, arm, margins) for arm in estimators.arms(cells)]
+    declared = _judge_gathered(evidence, margins)
     reference = {(v.hypothesis, v.arm): v.verdict for v in declared}
     rows = []
-    for choice, change, again in _changes(cells, margins, criteria or {}):
+    for choice, change, again in _changes(cells, margins, evidence, criteria or {}):
         try:
             verdicts, note = again(), ""
         except ConfigError as error:
@@ -90,28 +92,34 @@ Again = Callable[[], list[Verdict]]
 
 
 def _changes(
-    cells: pd.DataFrame, margins: Margins, criteria: Mapping[str, Callable[[], pd.DataFrame]]
+    cells: pd.DataFrame,
+    margins: Margins,
+    evidence: list[Evidence],
+    criteria: Mapping[str, Callable[[], pd.DataFrame]],
 ) -> Iterator[tuple[str, str, Again]]:
-    yield AS_DECLARED, "", partial(judge, cells, margins)
+    yield AS_DECLARED, "", partial(_judge_gathered, evidence, margins)
     for name, rejudged in criteria.items():
         yield "criterion", name, partial(_judge_given, rejudged, margins)
     for name, kept in _grids(cells):
         yield "learning rates", name, partial(judge, kept, margins)
     for name, changed in _margins(margins):
-        yield "margin", name, partial(judge, cells, changed)
-    evidence = [gather(cells, arm, margins) for arm in estimators.arms(cells)]
+        if changed.necessity == margins.necessity:
+            yield "margin", name, partial(_judge_gathered, evidence, changed)
+        else:  # the one margin that the evidence itself rests on
+            yield "margin", name, partial(judge, cells, changed)
     seeds = sorted(cells["seed"].unique().tolist())
     for seed in seeds if len(seeds) > 1 else []:
         rest = [s for s in seeds if s != seed]
-        yield "seeds", f"without seed {seed}", partial(_judge_seeds, evidence, rest, margins)
+        fewer = [one.of_seeds(rest) for one in evidence]
+        yield "seeds", f"without seed {seed}", partial(_judge_gathered, fewer, margins)
 
 
 def _judge_given(give: Callable[[], pd.DataFrame], margins: Margins) -> list[Verdict]:
     return judge(give(), margins)
 
 
-def _judge_seeds(evidence: list[Evidence], seeds: list[int], margins: Margins) -> list[Verdict]:
-    return [v for one in evidence for v in judge_evidence(one.of_seeds(seeds), margins)]
+def _judge_gathered(evidence: list[Evidence], margins: Margins) -> list[Verdict]:
+    return [verdict for one in evidence for verdict in judge_evidence(one, margins)]
 
 
 def _grids(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

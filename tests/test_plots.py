@@ -13,16 +13,16 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from analysis import estimators, plots
+from analysis import plots
 from analysis.figures import Figure, figures
 from analysis.plots import theme
+from analysis.summary import summarise
 from analysis.tables import STATES
 from tests import fabricated
 
 
 def drawn(results: Any) -> dict[str, Figure]:
-    arms = estimators.arm_summary(results.cells, results.study.margins)
-    return {figure.name: figure for figure in figures(results, arms)}
+    return {figure.name: figure for figure in figures(results, summarise(results))}
 
 
 @pytest.fixture(scope="module")

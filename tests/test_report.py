@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import estimators, latex, page, report
+from analysis import latex, page, report
 from analysis.compare import compare
 from analysis.figures import figures
 from analysis.load import Results
@@ -47,7 +47,7 @@ def strict(text: str) -> Any:
 def rendered(results: Results, with_figures: bool = False) -> str:
     """The page, without the files beside it."""
     summary = json_safe(summarise(results))
-    drawn = figures(results, summary["arms"]) if with_figures else []
+    drawn = figures(results, summary) if with_figures else []
     specs = {f.name: {layout.name: f.spec(layout) for layout in (COLUMN, WIDE)} for f in drawn}
     return page.render(results, summary, drawn, specs)
 
@@ -73,9 +73,7 @@ def awkward() -> Results:
 
 
 def test_every_figure_in_every_format(out: Path, small: Results) -> None:
-    names = [
-        f.name for f in figures(small, estimators.arm_summary(small.cells, small.study.margins))
-    ]
+    names = [f.name for f in figures(small, summarise(small))]
     assert names[0] == "lr_loss"
     for name in names:
         for stem in (name, f"{name}-wide"):

@@ -16,6 +16,7 @@ from analysis.plots.theme import (
     arm_name,
     arm_order,
     last_row,
+    layered,
     linear_ticks,
     panels,
     sized,
@@ -81,19 +82,23 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         line = alt.Chart(alt.NamedData("curves")).transform_filter(only)
         end = alt.Chart(alt.NamedData("ends"), name=f"ends_{i}").transform_filter(only)
         line = line.mark_line(strokeWidth=layout.stroke * 0.7, invalid=BREAK_AT_GAPS).encode(
-            x=x, y=y, color=colour, detail=alt.Detail("cell:N"), opacity=_if(chosen, 0.55, 0.04)
+            x=x,
+            y=y,
+            color=colour,
+            detail=alt.Detail("cell:N"),
+            strokeOpacity=_if(chosen, 0.55, 0.04),
         )
         end = end.mark_point(size=layout.point * 0.7, strokeWidth=layout.stroke * 0.8).encode(
             x=x,
             y=y,
             color=colour,
             shape=shape,
-            opacity=_if(chosen, 0.9, 0.06),
+            strokeOpacity=_if(chosen, 0.9, 0.06),
             tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state:N"), alt.Tooltip("step:Q")],
         )
         charts.append(
             sized(
-                alt.layer(line, end),
+                layered(line, end),
                 layout.panel_width(len(depths)),
                 layout.panel_height * 0.8,
                 f"depth {depth}",
@@ -115,8 +120,8 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
     return styled(figure, layout, tables, "Training curves", notes)
 
 
-def _if(test: str, then: float, otherwise: float) -> alt.OpacityValue:
-    return alt.OpacityValue(otherwise, condition={"test": test, "value": then})
+def _if(test: str, then: float, otherwise: float) -> alt.StrokeOpacityValue:
+    return alt.StrokeOpacityValue(otherwise, condition={"test": test, "value": then})
 
 
 def _thin(lines: pd.DataFrame) -> tuple[pd.DataFrame, bool]:

@@ -24,6 +24,7 @@ from analysis.plots.theme import (
     arm_order,
     by_arm,
     decades,
+    layered,
     sized,
     styled,
 )
@@ -223,7 +224,7 @@ def _panel(
         base = alt.Chart(alt.NamedData(name)).encode(x=x, color=colour)
         layers.append(
             base.transform_filter("isValid(datum.low) && isValid(datum.high)")
-            .mark_rule(strokeWidth=layout.stroke * weight, opacity=0.55 if filled else 0.8)
+            .mark_rule(strokeWidth=layout.stroke * weight, strokeOpacity=0.55 if filled else 0.8)
             .encode(y=y("low"), y2=alt.Y2("high:Q"))
         )  # fmt: skip
         layers.append(
@@ -243,7 +244,7 @@ def _panel(
                 )
                 layers.append(arrow.encode(y=y(end)))
     width = layout.panel_width(1, 4) * (0.62 if layout.columns > 1 else 1)
-    return sized(alt.layer(*layers), width, layout.panel_height), tables
+    return sized(layered(*layers), width, layout.panel_height), tables
 
 
 def _ranks(values: pd.Series) -> pd.Series:

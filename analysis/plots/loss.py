@@ -25,6 +25,7 @@ from analysis.plots.theme import (
     cell_tooltip,
     dodged,
     last_row,
+    layered,
     linear_ticks,
     log_x,
     panels,
@@ -198,7 +199,7 @@ class _Panel:
         curve = (
             alt.Chart(alt.NamedData("curve")).transform_filter(only).encode(x=x, color=self.colour)
         )
-        band = curve.mark_area(opacity=0.18, invalid=BREAK_AT_GAPS, clip=True).encode(
+        band = curve.mark_area(fillOpacity=0.18, invalid=BREAK_AT_GAPS, clip=True).encode(
             y=y("low"), y2=alt.Y2("high:Q")
         )
 
@@ -216,10 +217,10 @@ class _Panel:
             ),
             *([band] if self.band else []),
             curve.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(y=y("median")),
-            curve.mark_text(fontSize=self.count_font).encode(
-                y=y("y_stable"), text=alt.Text("stable:N")
-            ),
-            alt.Chart(alt.NamedData("cells"))
+            curve.transform_filter("datum.stable")
+            .mark_text(fontSize=self.count_font)
+            .encode(y=y("y_stable"), text=alt.Text("stable:N")),
+            alt.Chart(alt.NamedData("cells"), name=f"cells_{index}")
             .transform_filter(only)
             .mark_point(size=layout.point, strokeWidth=layout.stroke, filled=False)
             .encode(
@@ -227,9 +228,8 @@ class _Panel:
                 y=y("y"),
                 color=self.colour,
                 shape=self.shape,
-                opacity=picked(0.9, 0.2),
+                strokeOpacity=picked(0.9, 0.2),
                 tooltip=cell_tooltip(),
-            )
-            .properties(name=f"cells_{index}"),
+            ),
         ]
-        return sized(alt.layer(*layers), self.width, layout.panel_height, f"depth {depth}")
+        return sized(layered(*layers), self.width, layout.panel_height, f"depth {depth}")

@@ -18,6 +18,7 @@ from analysis.plots.theme import (
     decades,
     dodged,
     last_row,
+    layered,
     log_x,
     panels,
     picked,
@@ -95,7 +96,7 @@ def metric(
 
         lines = alt.Chart(alt.NamedData("curve")).transform_filter(only)
         points = alt.Chart(alt.NamedData("values"), name=f"values_{i}").transform_filter(only)
-        chart = alt.layer(
+        chart = layered(
             lines.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(
                 x=x, y=y("median"), color=colour
             ),
@@ -104,7 +105,7 @@ def metric(
                 y=y("y"),
                 color=colour,
                 shape=shape,
-                opacity=picked(0.9, 0.2),
+                strokeOpacity=picked(0.9, 0.2),
                 tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state_label:N"), alt.Tooltip("y:Q")],
             ),
         )

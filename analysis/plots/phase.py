@@ -16,7 +16,9 @@ from analysis.plots.theme import (
     arm_name,
     arm_order,
     last_row,
+    layered,
     log_x,
+    panels,
     short_name,
     sized,
     styled,
@@ -55,7 +57,7 @@ def phase_map(curve: pd.DataFrame, gains: pd.DataFrame, layout: Layout = WIDE) -
         )
         title = f"loss of off − loss of {short_name(arm)}" if is_gain else arm_name(arm)
         charts.append(sized(chart, layout.panel_width(count), height, title))
-    figure = alt.concat(*charts, columns=min(count, layout.columns))
+    figure = panels(charts, layout)
     figure.resolve = alt.Resolve(scale={"color": "independent"})
     notes = [f"number: stable seeds of {_span(curve['n_asked'])}; ?: some errored or missing"]
     if compared:
@@ -118,7 +120,7 @@ def _state_map(
         text=alt.Text("text:N"),
         color=ink,
     )
-    return alt.layer(*_rectangles(base, x, share, "share"), text)
+    return layered(*_rectangles(base, x, share, "share"), text)
 
 
 def _gain_map(
@@ -138,11 +140,12 @@ def _gain_map(
         values=[-largest, 0, largest],
         format=".2~f",
     )
-    dot = base.mark_text(fontSize=layout.font, color="#000000").encode(
+    dot = base.transform_filter("datum.text").mark_text(fontSize=layout.font, color="#000000")
+    dot = dot.encode(
         x=log_x("lr", _sides(lrs).tolist(), x_title, room=0, grid=False), text=alt.Text("text:N")
     )
     gain = alt.Color("gain:Q", scale=scale, legend=legend)
-    return alt.layer(*_rectangles(base, x, gain, "gain"), dot)
+    return layered(*_rectangles(base, x, gain, "gain"), dot)
 
 
 def _rectangles(base: Any, x: alt.X, colour: alt.Color, field: str) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.plots.theme import WIDE, Layout, short_name, sized, styled
+from analysis.plots.theme import WIDE, Layout, layered, short_name, sized, styled
 
 _COLOURS = {
     "supported": "#66C2A5",
@@ -47,7 +47,7 @@ def robustness(panel: pd.DataFrame, layout: Layout = WIDE) -> Any:
     columns = named.nunique()
     labels = max(len(row) for row in order) * layout.font * 0.5
     width = min(layout.width - labels, columns * layout.font * 11)
-    chart = alt.layer(
+    chart = layered(
         base.mark_rect(stroke="white", strokeWidth=1).encode(color=colour),
         base.transform_filter("!datum.holds").mark_rect(
             filled=False, stroke="#222222", strokeWidth=layout.stroke * 1.4

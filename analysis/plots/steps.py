@@ -16,6 +16,7 @@ from analysis.plots.theme import (
     arm_order,
     dodged,
     last_row,
+    layered,
     linear_ticks,
     log_x,
     panels,
@@ -71,7 +72,7 @@ def steps_to_loss(
         only = f"datum.depth == {depth}"
         lines = alt.Chart(alt.NamedData("medians")).transform_filter(only)
         points = alt.Chart(alt.NamedData("times"), name=f"times_{i}").transform_filter(only)
-        chart = alt.layer(
+        chart = layered(
             lines.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(
                 x=x, y=y, color=colour
             ),
