@@ -34,6 +34,7 @@ class GPTTrainable(tune.Trainable):
         self.trainer = Trainer(trial, tokens)
         self.constants = {
             "cell": self.cell,
+            "arm": cell["arm"],
             "identity": cell["identity"],
             "data/unigram_entropy": tokens.manifest.unigram_entropy,
             "params": self.trainer.model.parameter_count(),

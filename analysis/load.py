@@ -33,6 +33,7 @@ NAN = float("nan")
 NOT_METRICS = frozenset(
     {
         "cell",
+        "arm",
         "identity",
         "trial_id",
         "training_iteration",
@@ -161,7 +162,7 @@ def _cell(
     started, ended = _times(rows)
     return {
         "cell": config.label,
-        **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed", "steps")},
+        **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "arm", "seed", "steps")},
         "state": state,
         "reason": reason,
         "step": step,
@@ -206,7 +207,7 @@ def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
             groups.setdefault((cell["depth"], cell["seed"]), []).append(cell)
     for group in groups.values():
         entropy = group[0]["unigram_entropy"]
-        finishes = [Finish(c["lr"], c["qk_norm"], c["loss"]) for c in group]
+        finishes = [Finish(c["lr"], c["arm"], c["loss"]) for c in group]
         best = min(f.loss for f in finishes)
         for cell, verdict in zip(group, failed(finishes, entropy, criterion), strict=True):
             cell["state"], cell["reason"] = verdict.state, verdict.reason
@@ -259,7 +260,7 @@ OTHER_METRICS: dict[str, Callable[[Any], Any]] = {
 }
 """Metrics that are not one number, and how they are kept."""
 
-KEY_FIELDS = {"cell": "label", "lr": "lr", "depth": "depth", "qk_norm": "qk_norm", "seed": "seed"}
+KEY_FIELDS = {"cell": "label"} | {k: k for k in ("lr", "depth", "qk_norm", "arm", "seed")}
 """The first columns of the history, and the cell's settings they show."""
 
 

@@ -103,6 +103,7 @@ class Drawn:
             "lr": self.lrs[index[4]],
             "depth": self.depths[index[1]],
             "qk_norm": np.array(ARMS)[index[2]],
+            "arm": np.array(ARMS)[index[2]],
             "seed": index[0] * seeds + index[3],
             "state": state.ravel(),
             "reason": "",

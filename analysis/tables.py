@@ -15,7 +15,8 @@ CELL_COLUMNS: dict[str, tuple[str, str]] = {
     "cell": ("str", "readable name, unique in the study"),
     "lr": ("float64", "peak learning rate"),
     "depth": ("int64", "number of blocks"),
-    "qk_norm": ("str", "the arm: 'off', 'rmsnorm', ..."),
+    "qk_norm": ("str", "the norm on queries and keys: 'off', 'rmsnorm', ..."),
+    "arm": ("str", "name of the intervention; qk_norm where nothing else is varied"),
     "seed": ("int64", "seed of initial weights and batches"),
     "state": ("str", "one of " + ", ".join(STATES)),
     "reason": ("str", "why it is in that state; empty for stable cells"),
@@ -45,7 +46,7 @@ CELL_COLUMNS: dict[str, tuple[str, str]] = {
     "identity": ("str", "hash of everything that determines the cell's numbers"),
 }
 
-HISTORY_KEYS = ("cell", "lr", "depth", "qk_norm", "seed", "step")
+HISTORY_KEYS = ("cell", "lr", "depth", "qk_norm", "arm", "seed", "step")
 """First columns of `history`; the others are the metrics a trial reports, under the names
 it reports them by: val/loss, train/loss, grad/norm, attn/entropy, attn/max_logit,
 act/kurtosis, and per layer attn/entropy/layer_0, ..."""

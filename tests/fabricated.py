@@ -115,6 +115,7 @@ def _row(trial: Any, rng: np.random.Generator) -> dict[str, Any]:
         "lr": trial.lr,
         "depth": trial.depth,
         "qk_norm": trial.qk_norm,
+        "arm": trial.arm,
         "seed": trial.seed,
         "state": state,
         "reason": {
@@ -169,6 +170,7 @@ def history(cells: pd.DataFrame) -> pd.DataFrame:
                     "lr": cell.lr,
                     "depth": cell.depth,
                     "qk_norm": cell.qk_norm,
+                    "arm": cell.arm,
                     "seed": cell.seed,
                     "step": steps,
                     "val/loss": loss,

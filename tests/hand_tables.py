@@ -38,6 +38,7 @@ def table(
                     "lr": lr,
                     "depth": depth,
                     "qk_norm": arm,
+                    "arm": arm,
                     "seed": seed,
                     "state": state,
                     "reason": "",

@@ -39,7 +39,7 @@ def control(curves=CURVES, seeds=(0, 1)):
         losses, logits = curves[config.lr]
         # The second seed is 0.1 nat worse at every rate but the best, so that seeds spread.
         losses = [x + 0.1 * config.seed * (config.lr != 1e-2) for x in losses]
-        key = {k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "seed")}
+        key = {k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "arm", "seed")}
         cells.append(
             {"cell": config.label, **key, "state": "stable", "reason": "", "step": 100}
             | {"steps": 100, "loss": losses[-1], "loss_init": INIT, "loss_best": min(losses)}

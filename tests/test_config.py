@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +21,15 @@ from tune_study.config import (
     criterion_named,
     log_grid,
 )
+from tune_study.store import StudyFolder
 
 AXES = {"lr": (1e-3, 1e-2), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "seed": (0, 1, 2)}
+
+
+def study(**settings):
+    """A study whose arms are given."""
+    axes = {name: values for name, values in AXES.items() if name != "qk_norm"}
+    return Study(name="a", **{"axes": axes} | settings)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,17 @@ AXES = {"lr": (1e-3, 1e-2), "depth": (1, 2), "qk_norm": ("off", "rmsnorm"), "see
         (lambda: Study(name="a", axes=AXES | {"lr": (0,)}), ["axes.lr = 0", "greater than 0"]),
         (lambda: Study(name="a", axes=AXES | {"size": (1,)}), ["axes.size", "not a setting"]),
         (lambda: Study(name="a", axes={"lr": (1,)}), ["depth", "no values"]),
+        (lambda: study(arms=()), ["arms", "no values"]),
+        (lambda: study(arms=({}, {"size": 1})), ["arms.size", "z_loss"]),
+        (lambda: study(arms=({}, {"lr": 1})), ["arms.lr", "z_loss"]),
+        (lambda: study(arms=({}, {"z_loss": -1})), ["arms: z_loss = -1", "greater"]),
+        (lambda: study(arms=({"z_loss": 1e-4}, {"z_loss": "1e-4"})), ["two", "'zloss1e-4'"]),
+        (lambda: study(arms=({}, {"heads": 3})), ["heads = 3", "divisor of 32"]),
+        (lambda: Study(name="a", axes=AXES, arms=({},)), ["axes.qk_norm", "lists its arms"]),
+        (
+            lambda: study(arms=({},), tied={"width": {64: {"heads": 4}}}),
+            ["tied.width", "not varied"],
+        ),
         (lambda: log_grid(1e-3, 2e-2, 4), ["log_grid", "5.20 steps"]),
         (lambda: search_spaces.get("pilt"), ["study = 'pilt'", "pilot"]),
     ],
@@ -132,3 +152,60 @@ def test_criteria_have_their_names_and_the_default_is_safe():
 def test_criterion_rejects_a_margin_outside_0_1():
     with pytest.raises(ConfigError, match=r"failed_margin = 1\.5"):
         Criterion(failed_margin=1.5)
+
+
+def test_an_arm_is_named_by_the_components_that_are_on():
+    names = {
+        "off": {},
+        "rmsnorm": {"qk_norm": "rmsnorm"},
+        "zloss1e-4": {"z_loss": 1e-4},
+        "finalcap30": {"final_softcap": 30},
+        "rmsnorm+zloss1e-4": {"z_loss": 1e-4, "qk_norm": "rmsnorm"},
+    }
+    assert {TrialConfig(**settings).arm for settings in names.values()} == set(names)
+    arms = study(arms=tuple(names.values()))
+    assert arms.arm_names() == tuple(names)
+    assert len(arms) == len(list(arms.cells())) == 2 * 2 * 5 * 3
+    assert next(arms.cells()).label == "d1-off-lr1.000e-03-s0"
+    assert Study(**json.loads(arms.model_dump_json())) == arms
+
+
+def test_where_qk_norm_alone_varies_it_is_the_arm():
+    modern = Study(name="a", base=TrialConfig(z_loss=1e-4, width=64), axes=AXES)
+    assert modern.arm_names() == ("off", "rmsnorm")
+    assert all(cell.arm == cell.qk_norm for cell in modern.cells())
+    assert all(cell.z_loss == 1e-4 for cell in modern.cells())
+
+
+def test_an_axis_beyond_the_four_makes_arms_named_against_the_base():
+    wide = Study(name="a", axes=AXES | {"beta2": (0.95, 0.99), "width": (32, 64)})
+    assert len(wide) == len({cell.label for cell in wide.cells()}) == 24 * 4
+    assert set(wide.arm_names()) == {
+        "+".join(filter(None, parts)) or "off"
+        for parts in itertools.product(("", "rmsnorm"), ("", "width=64"), ("", "beta2=0.99"))
+    }
+    capped = study(base=TrialConfig(final_softcap=30), arms=({}, {"final_softcap": None}))
+    assert capped.arm_names() == ("off", "final_softcap=off")
+
+
+def test_tied_settings_go_with_their_axis_and_name_no_arm():
+    tied = {"depth": {1: {"width": 64, "heads": 4}}}
+    narrow = Study(name="a", axes=AXES | {"depth": ("1", "2")}, tied=tied)
+    assert {(c.depth, c.width, c.heads) for c in narrow.cells()} == {(1, 64, 4), (2, 32, 2)}
+    assert narrow.arm_names() == ("off", "rmsnorm")
+    assert Study(**json.loads(narrow.model_dump_json())) == narrow
+    assert isinstance(hash(narrow), int)
+
+
+def test_a_study_stored_before_components_existed_loads_and_goes_on(tmp_path):
+    (tmp_path / "pilot").mkdir()
+    content = (Path(__file__).parent / "fixtures/study_before_components.json").read_text()
+    (tmp_path / "pilot" / "study.json").write_text(content)
+    folder, pilot = StudyFolder(tmp_path, "pilot"), search_spaces.get("pilot")
+    checksum = json.loads(content)["data"]["checksum"]
+    folder.refuse_if_different(pilot, checksum)
+    more = pilot.replace(axes=dict(pilot.axes) | {"seed": range(9)})
+    folder.refuse_if_different(more, checksum)
+    assert folder.study() == pilot
+    with pytest.raises(ConfigError, match=r"base.z_loss was 0.0, is 0.0001"):
+        folder.refuse_if_different(pilot.replace(base=pilot.base.replace(z_loss=1e-4)), checksum)

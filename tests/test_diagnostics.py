@@ -88,7 +88,7 @@ def test_probed_attention_is_the_attention_that_runs(qk_norm):
     q, k, v = attention.project(x)
     manual = torch.softmax(d.attention_logits(q, k), -1) @ v
     manual = F.linear(manual.transpose(1, 2).flatten(2), attention.out.weight)
-    torch.testing.assert_close(attention(x), manual, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention(x)[0], manual, atol=1e-5, rtol=1e-5)
 
 
 def test_probe_names_every_layer_and_changes_nothing():

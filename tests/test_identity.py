@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import search_spaces
+from tune_study.components import NEUTRAL
 from tune_study.config import ConfigError, TrialConfig
-from tune_study.identity import identity
+from tune_study.identity import _torch_version, determinants, identity
 
 BASE = TrialConfig(device="cpu")
 
@@ -43,3 +45,15 @@ def test_where_the_text_lies_does_not_matter():
 def test_auto_is_no_device():
     with pytest.raises(ConfigError, match="auto"):
         identity(BASE.replace(device="auto"), "abc")
+
+
+def test_a_component_at_its_neutral_value_is_no_part_of_it():
+    # Written down when components did not exist; torch's version is part of it.
+    if _torch_version() == "2.13.0":
+        config = search_spaces.get("pilot").base.replace(lr=0.1)
+        tokens = "4dc813ea3039e3d8bc442dcf405ca0c4e1ab717be12c7fb21e9608f1f0fdf26f"
+        assert identity(config, tokens) == "d45506ba4538e386"
+    assert not NEUTRAL.keys() & determinants(BASE, "abc").keys()
+    on = BASE.replace(z_loss=1e-4)
+    assert determinants(on, "abc")["z_loss"] == 1e-4
+    assert identity(on, "abc") != identity(BASE, "abc")

@@ -202,18 +202,19 @@ def test_gradient_norm_is_that_before_clipping(small, tokens):
 def test_a_non_finite_loss_is_caught_on_its_step_and_changes_no_weight(small, tokens):
     trainer = Trainer(small, tokens)
     trainer.train(4)
-    honest = trainer.loss
+    honest = trainer.objective
 
     calls = []
 
     def poisoned(windows):
         calls.append(1)
-        return honest(windows) * (math.nan if len(calls) == 3 else 1.0)
+        factor = math.nan if len(calls) == 3 else 1.0
+        return tuple(factor * loss for loss in honest(windows))
 
-    trainer.loss = poisoned
+    trainer.objective = poisoned
     trainer._advance(2)
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    losses, _ = trainer._advance(2)
+    losses, *_ = trainer._advance(2)
     assert int(trainer.nonfinite_step) == 7  # 4 before, then the third of these
     assert math.isnan(losses[0])
     for p, kept in zip(trainer.model.parameters(), before, strict=True):

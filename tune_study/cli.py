@@ -47,6 +47,9 @@ Name = Annotated[
 Lr = Annotated[str | None, typer.Option(help="Peak learning rates, such as 1e-3,1e-2.")]
 Depth = Annotated[str | None, typer.Option(help="Depths, such as 1,2,4.")]
 QkNorm = Annotated[str | None, typer.Option(help="Arms, such as off,rmsnorm.")]
+Arm = Annotated[
+    str | None, typer.Option(help="Arms of a study that lists them, such as off,zloss1e-4.")
+]
 Seed = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
 Set = Annotated[
     list[str] | None,
@@ -80,6 +83,7 @@ def sweep(
     lr: Lr = None,
     depth: Depth = None,
     qk_norm: QkNorm = None,
+    arm: Arm = None,
     seed: Seed = None,
     set_: Set = None,
     criterion: CriterionName = None,
@@ -102,7 +106,7 @@ def sweep(
     from tune_study.data import open_tokens
 
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
-    wanted = _changed(study, axes, set_, name, criterion)
+    wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
@@ -212,9 +216,10 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
 
     study = plan.study
     base = study.base
+    axes = [*study.axes, *([] if study.arms is None else [("arms", study.arms)])]
     print(
         f"{study.name}: {len(study)} cells = "
-        + " x ".join(f"{len(values)} {name}" for name, values in study.axes)
+        + " x ".join(f"{len(values)} {name}" for name, values in axes)
         + f"; {plan.done} done, {len(plan.todo)} to run. "
         f"{engine.concurrency(study)} at a time on {base.device}, "
         f"{base.precision}, {base.threads} thread{'s' if base.threads > 1 else ''} each."
@@ -258,9 +263,11 @@ def _changed(
     settings: list[str] | None,
     new_name: str | None,
     criterion: str | None = None,
+    arm: str | None = None,
 ) -> Study:
     """The named study, narrowed and changed; under a name of its own if it differs."""
     study = search_spaces.get(name)
+    arms = study.arms if arm is None else _arms(study, _values("arm", arm))
     narrowed = dict(study.axes) | {k: tuple(_values(k, v)) for k, v in axes.items() if v}
     changes: dict[str, Any] = {}
     for setting in settings or []:
@@ -281,15 +288,27 @@ def _changed(
     for key, value in changes.items():
         base[key] = base.get(key, {}) | value if isinstance(value, dict) else value
     rules = study.criterion if criterion is None else criterion_named(criterion)
-    result = study.replace(base=base, axes=narrowed, criterion=rules)
+    result = study.replace(base=base, axes=narrowed, arms=arms, criterion=rules)
     if result == study and new_name is None:
         return study
     if new_name is None:
         # The same changes give the same name, so that going on works.
-        what = [result.model_dump(mode="json")["base"], result.axes]
-        text = json.dumps(what if criterion is None else [*what, criterion])
+        what: list[Any] = [result.base.telling(), result.axes]
+        what += [] if result.arms is None else [result.arms]
+        what += [] if criterion is None else [criterion]
+        text = json.dumps(what)
         new_name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return result.replace(name=new_name)
+
+
+def _arms(study: Study, names: list[str]) -> Any:
+    if study.arms is None:
+        raise ConfigError(f"--arm: {study.name} lists no arms. Give --qk-norm.")
+    by_name = dict(zip(study.arm_names(), study.arms, strict=True))
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"--arm {name}: unknown. Give one of: {', '.join(by_name)}.")
+    return tuple(by_name[name] for name in names)
 
 
 def _values(name: str, text: str) -> list[str]:

@@ -13,55 +13,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-QKNorm = Literal["off", "rmsnorm"]
-Scalar = bool | int | float | str
+from tune_study.components import NEUTRAL, Components, arm_name
+from tune_study.settings import Config, ConfigError, Scalar
 
-
-class ConfigError(ValueError):
-    """A setting that cannot work. Its text is one line: field, value, remedy."""
-
-
-class Config(BaseModel):
-    """Base of every configuration object: frozen, strict about names, finite numbers.
-
-    Raises:
-        ConfigError: from the constructor, in place of pydantic's multi-line report.
-    """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True
-    )
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_one_line(type(self), error)) from None
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated anew."""
-        return type(self)(**(self.model_dump() | changes))
-
-
-def _one_line(model: type[BaseModel], error: ValidationError) -> str:
-    """Folds pydantic's report of the first fault into `field = value: why. Remedy.`"""
-    fault = error.errors(include_url=False)[0]
-    path = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
-        known = ", ".join(sorted(model.model_fields))
-        return f"{'.'.join(path)} is not a setting of {model.__name__}. Settings: {known}."
-    message = fault["msg"].removeprefix("Value error, ").rstrip(".")
-    if isinstance(fault.get("ctx", {}).get("error"), ConfigError):
-        return ".".join([*path, message + "."])
-    if not path:
-        return f"{message}."
-    message = message[0].lower() + message[1:]
-    field = model.model_fields.get(path[0])
-    remedy = f" Give {field.description}." if field and field.description else ""
-    value = "" if fault["type"] == "missing" else f" = {fault['input']!r}"
-    return f"{'.'.join(path)}{value}: {message}.{remedy}"
+Overrides = tuple[tuple[str, Scalar], ...]
+"""Settings and their values, in place of the base's."""
 
 
 class DataConfig(Config):
@@ -147,18 +105,21 @@ class DataConfig(Config):
         return self
 
 
-class TrialConfig(Config):
+class TrialConfig(Components):
     """One training run: one cell of a study.
 
-    The first four fields are the axes of the question. Defaults of the optimiser are
+    `lr`, `depth`, `qk_norm` and `seed` are the axes of the question. Defaults of the optimiser are
     those of Wortsman et al. 2023 (arXiv 2309.14322, section 2): AdamW with betas
     (0.9, 0.95), eps 1e-8, clipping at 1, linear warm-up, cosine decay, independent weight
-    decay 1e-4. The architecture is nanoGPT's; muP is off.
+    decay 1e-4. The architecture is nanoGPT's, as long as the components stand at their neutral
+    values; muP is off.
     """
 
     lr: float = Field(1e-2, gt=0, description="the peak learning rate, above 0, such as 1e-3")
     depth: int = Field(2, ge=1, le=256, description="the number of blocks, 1 to 256")
-    qk_norm: QKNorm = Field("off", description="'off' or 'rmsnorm'")
+    qk_norm: Literal["off", "rmsnorm", "layernorm", "l2"] = Field(
+        "off", description="'off', 'rmsnorm', 'layernorm' or 'l2'"
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="a seed from 0 to 2147483647")
 
     width: int = Field(32, ge=2, description="the residual width, a multiple of heads")
@@ -185,6 +146,10 @@ class TrialConfig(Config):
     report_every: int = Field(20, ge=1, description="steps between reports, at most steps")
     val_windows: int = Field(128, ge=1, description="validation windows a report, 1 or more")
     probe_windows: int = Field(8, ge=1, description="windows the diagnostics look at, 1 or more")
+
+    diagnostics: Literal["cheap", "full"] = Field(
+        "cheap", description="what a report measures: 'cheap' or 'full'"
+    )
 
     data: DataConfig = Field(default_factory=DataConfig, description="a DataConfig")
 
@@ -214,17 +179,85 @@ class TrialConfig(Config):
                 f"report_every = {self.report_every}: above steps = {self.steps}. "
                 f"Give at most {self.steps}"
             )
+        self._check_components()
         return self
+
+    def _check_components(self) -> None:
+        """Refuses components that do not fit the model, or would have no effect."""
+        if self.heads % self.key_heads:
+            raise ValueError(
+                f"kv_heads = {self.kv_heads}: does not divide heads = {self.heads}. "
+                f"Give a divisor of {self.heads}, or null"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(
+                f"positions = 'rotary': turns pairs, and a head is {self.head_width} wide. "
+                "Give an even width a head"
+            )
+        if self.qk_norm == "l2" and self.qk_over == "width":
+            raise ValueError("qk_over = 'width': not with qk_norm 'l2'. Give 'head'")
+        if self.qk_norm == "off":
+            self._without_effect("qk_gain", "qk_over", why="qk_norm 'off'")
+        else:
+            self._without_effect("qk_clip", why=f"qk_norm {self.qk_norm!r}, which undoes it")
+        if self.sigma_reparam:
+            self._without_effect("qk_clip", why="sigma_reparam, which undoes it")
+        if self.key_heads != self.heads:
+            self._without_effect("qk_clip", why="kv_heads, whose keys belong to several heads")
+        if self.parametrisation == "standard":
+            self._without_effect("mup_base_width", "mup_base_head_width", why="'standard'")
+
+    def _without_effect(self, *fields: str, why: str) -> None:
+        for field in fields:
+            if (value := getattr(self, field)) != NEUTRAL[field]:
+                raise ValueError(f"{field} = {value!r}: does not work with {why}. Leave it out")
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head, D."""
+        return self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """Number of key and value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def width_ratio(self) -> float:
+        """Width over muP's base width; 1 in the standard parametrisation."""
+        return self.width / self.mup_base_width if self.parametrisation == "mup" else 1.0
 
     @property
     def tokens_per_step(self) -> int:
         """Training tokens one optimiser step consumes."""
         return self.batch_size * self.grad_accum * self.context
 
+    _arm: str | None = PrivateAttr(None)
+
+    @property
+    def arm(self) -> str:
+        """Readable name of the cell's intervention, such as `off` or `rmsnorm+zloss1e-4`.
+
+        A cell of a study is named by what the study varies; a run by itself, by the components
+        that are not at their neutral values.
+        """
+        if self._arm is not None:
+            return self._arm
+        return arm_name({k: getattr(self, k) for k in ("qk_norm", *NEUTRAL)}, NEUTRAL)
+
     @property
     def label(self) -> str:
         """Readable, unique name of the cell inside its study, safe as a folder name."""
-        return f"d{self.depth}-{self.qk_norm}-lr{self.lr:.3e}-s{self.seed}"
+        return f"d{self.depth}-{self.arm}-lr{self.lr:.3e}-s{self.seed}"
+
+    def telling(self) -> dict[str, Any]:
+        """The settings that determine a run, without components at their neutral value.
+
+        As plain values. What is made of these stays the same when a version of the code adds a
+        component, and whatever is measured beside.
+        """
+        settings = self.model_dump(mode="json", exclude={"diagnostics"})
+        return {k: v for k, v in settings.items() if k not in NEUTRAL or v != NEUTRAL[k]}
 
 
 class Criterion(Config):
@@ -322,19 +355,37 @@ class Margins(Config):
 
 AXES = ("lr", "depth", "qk_norm", "seed")
 
+NOT_ARMS = ("lr", "depth", "seed", "data", "device", "threads", "diagnostics")
+"""Settings that an arm cannot have: they have axes of their own, or belong to the whole study."""
+
 
 class Study(Config):
     """A base run and the axes it is varied along; every combination is one cell.
 
-    `axes` may be given as a mapping from a field of TrialConfig to its values; it is kept
-    as a tuple of pairs, so that a Study is hashable and cannot be changed.
+    The arms are what is compared. Without `arms` they are the values of the axis `qk_norm`,
+    crossed with those of every axis beyond lr, depth and seed. With `arms`, a list of
+    settings each, such as `[{}, {"qk_norm": "rmsnorm"}, {"z_loss": 1e-4}]`, they are those, and
+    lr, depth and seed the only axes.
+
+    `tied` holds settings that go with a value of an axis, such as
+    `{"depth": {3: {"width": 512, "heads": 8}}}`; they are no intervention, and no arm is named
+    by them.
+
+    Mappings are kept as tuples of pairs, so that a Study is hashable and cannot be changed.
     """
 
     name: str = Field(description="a name of letters, digits, '-', '_', '.' and '+'")
     description: str = Field("", description="one line on what the study asks")
     base: TrialConfig = Field(default_factory=TrialConfig, description="a TrialConfig")
     axes: tuple[tuple[str, tuple[Scalar, ...]], ...] = Field(
-        description="a mapping from axis to values, with lr, depth, qk_norm and seed"
+        description="a mapping from axis to values, with lr, depth, qk_norm (unless there are "
+        "arms) and seed"
+    )
+    arms: tuple[Overrides, ...] | None = Field(
+        None, description="a list of mappings from setting to value, one an arm, or null"
+    )
+    tied: tuple[tuple[str, Scalar, Overrides], ...] = Field(
+        (), description="a mapping from axis to value to the settings that go with it"
     )
     criterion: Criterion = Field(default_factory=Criterion, description="a Criterion")
     margins: Margins = Field(default_factory=Margins, description="Margins")
@@ -345,7 +396,23 @@ class Study(Config):
     @field_validator("axes", mode="before")
     @classmethod
     def _axes_from_mapping(cls, axes: Any) -> Any:
-        return tuple(axes.items()) if isinstance(axes, dict) else axes
+        return _pairs(axes)
+
+    @field_validator("arms", mode="before")
+    @classmethod
+    def _arms_from_mappings(cls, arms: Any) -> Any:
+        return tuple(map(_pairs, arms)) if isinstance(arms, list | tuple) else arms
+
+    @field_validator("tied", mode="before")
+    @classmethod
+    def _tied_from_mappings(cls, tied: Any) -> Any:
+        if not isinstance(tied, dict):
+            return tied
+        return tuple(
+            (axis, value, _pairs(settings))
+            for axis, by_value in tied.items()
+            for value, settings in by_value.items()
+        )
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -361,32 +428,93 @@ class Study(Config):
                     + ", ".join(sorted(TrialConfig.model_fields))
                 )
         names = [name for name, _ in self.axes]
-        if missing := [name for name in AXES if name not in names]:
+        if self.arms is not None and (others := set(names) - {"lr", "depth", "seed"}):
+            other = min(others)
+            raise ValueError(f"axes.{other}: the study lists its arms. Put {other} into them")
+        needed = [name for name in AXES if self.arms is None or name != "qk_norm"]
+        if missing := [name for name in needed if name not in names]:
             raise ValueError(f"axes: {missing[0]} has no values. Give at least one")
+        varied = {*names, *(name for arm in self.arms or () for name, _ in arm)}
+        if loose := [axis for axis, _, _ in self.tied if axis not in varied]:
+            raise ValueError(f"tied.{loose[0]}: is not varied. Give an axis of the study")
         for name, axis_values in self.axes:
             if not axis_values:
                 raise ValueError(f"axes.{name}: has no values. Give at least one")
             try:
-                typed = [getattr(self.base.replace(**{name: v}), name) for v in axis_values]
+                typed = [getattr(self._with({name: v}), name) for v in axis_values]
             except ConfigError as error:
                 raise ValueError(f"axes.{str(error).rstrip('.')}") from None
             if len(set(typed)) != len(typed):
                 raise ValueError(f"axes.{name} = {typed}: has a value twice. Give each once")
+        self._check_arms()
         return self
+
+    def _check_arms(self) -> None:
+        """Every arm builds at every depth, and has a name of its own."""
+        if self.arms == ():
+            raise ValueError("arms: has no values. Give at least one, or null")
+        for name in {name for arm in self.arms or () for name, _ in arm}:
+            if name not in TrialConfig.model_fields or name in NOT_ARMS:
+                raise ValueError(
+                    f"arms.{name}: not a setting that an arm can have. Give one of: "
+                    + ", ".join(sorted(TrialConfig.model_fields.keys() - set(NOT_ARMS)))
+                )
+        axes = dict(self.axes)
+        try:
+            names = [self._cell(at).arm for at in self._product({"depth": axes["depth"]})]
+        except ConfigError as error:
+            raise ValueError(f"arms: {str(error).rstrip('.')}") from None
+        per_depth = names[: len(names) // len(axes["depth"])]
+        if twice := [name for name in per_depth if per_depth.count(name) > 1]:
+            raise ValueError(f"arms: two are called {twice[0]!r}. Give each once")
 
     def axis(self, name: str) -> tuple[Any, ...]:
         """The values of one axis, in the order given, in the type of their field."""
-        return tuple(getattr(self.base.replace(**{name: v}), name) for v in dict(self.axes)[name])
+        return tuple(getattr(self._with({name: v}), name) for v in dict(self.axes)[name])
+
+    def arm_names(self) -> tuple[str, ...]:
+        """The arms, in the order given."""
+        first = dict(self.axes)["depth"][0]
+        return tuple(self._cell(at).arm for at in self._product({"depth": (first,)}))
 
     def cells(self) -> Iterator[TrialConfig]:
         """Every cell, seed by seed, so that a cut sweep leaves whole grids behind."""
-        by_seed_first = sorted(self.axes, key=lambda axis: axis[0] != "seed")
-        names = [name for name, _ in by_seed_first]
-        for values in itertools.product(*(vs for _, vs in by_seed_first)):
-            yield self.base.replace(**dict(zip(names, values, strict=True)))
+        axes = dict(self.axes)
+        for at in self._product({name: axes[name] for name in ("seed", "lr", "depth")}):
+            yield self._cell(at)
 
     def __len__(self) -> int:
-        return math.prod(len(values) for _, values in self.axes)
+        return math.prod(len(values) for _, values in self.axes) * len(self.arms or ((),))
+
+    def _product(self, axes: Mapping[str, tuple[Scalar, ...]]) -> Iterator[dict[str, Scalar]]:
+        """The settings of every combination of these axes with those that make the arms."""
+        others = {name: values for name, values in self.axes if name not in {"seed", "lr", "depth"}}
+        names = [*axes, *others]
+        for values in itertools.product(*axes.values(), *others.values()):
+            for arm in self.arms or ((),):
+                yield dict(zip(names, values, strict=True)) | dict(arm)
+
+    def _with(self, settings: Mapping[str, Scalar]) -> TrialConfig:
+        """The base with these settings and what is tied to them."""
+        tied = {
+            name: value
+            for axis, at, overrides in self.tied
+            if axis in settings and str(settings[axis]) == str(at)
+            for name, value in overrides
+        }
+        return self.base.replace(**tied | dict(settings))
+
+    def _cell(self, settings: Mapping[str, Scalar]) -> TrialConfig:
+        """One cell, which knows by what name the study calls its arm."""
+        cell, plain = self._with(settings), self._with({"depth": settings["depth"]})
+        varied = {"qk_norm", *settings} - {"seed", "lr", "depth"}
+        names = [name for name in TrialConfig.model_fields if name in varied]
+        cell._arm = arm_name(*({name: getattr(c, name) for name in names} for c in (cell, plain)))
+        return cell
+
+
+def _pairs(settings: Any) -> Any:
+    return tuple(settings.items()) if isinstance(settings, dict) else settings
 
 
 def log_grid(low: float, high: float, per_decade: int) -> tuple[float, ...]:

@@ -1,66 +1,100 @@
-"""What attention and activations look like, measured on a few fixed windows.
+"""What attention, activations and weights look like, measured on a few fixed windows.
 
 Formulas: docs/method.md. Everything is computed in float32 whatever the training
-precision, and nothing here changes the model.
+precision, and nothing here changes the model. Measures are functions of a tensor; `probe` and
+`StepWatch` say which of them are taken, and where.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from tune_study.attention import attention_logits
 from tune_study.model import GPT, Block
 
-MEAN_OVER_LAYERS = ("attn/entropy", "attn/sink")
+Detail = Literal["cheap", "full"]
+
+MEAN_OVER_LAYERS = ("attn/entropy", "attn/sink", "attn/logit_rms", "attn/q_norm", "attn/k_norm")
+"""What is averaged over the layers; of the other measures the largest layer counts."""
 
 SINK_ATTENTION = 0.3
 """Mean attention to the first token from which on a head is a sink (Gu et al. 2024)."""
 
 
 @torch.no_grad()
-def probe(model: GPT, ids_BT: Tensor) -> dict[str, Tensor]:
-    """Attention entropy, largest attention logit and activation kurtosis, layer by layer.
+def probe(model: GPT, ids_BT: Tensor, detail: Detail = "cheap") -> dict[str, Tensor]:
+    """Attention, activations and output of a model, layer by layer.
 
     Returns flat names to 0-dimensional float32 tensors, left on the device so that the
-    caller decides when to wait for them: `attn/entropy/layer_i` (nats),
-    `attn/entropy_normalised/layer_i` (0 to 1), `attn/max_logit/layer_i`, `attn/sink/layer_i`
-    (0 to 1), `act/kurtosis/layer_i`, `act/massive/layer_i`, and each without the layer: the mean
-    over layers for entropy and sinks, the maximum for the others.
+    caller decides when to wait for them: each measure as `attn/entropy/layer_i`, and without the
+    layer, as the mean over layers for those in MEAN_OVER_LAYERS and the maximum for the others;
+    `out/log_z` has no layer.
     """
     metrics: dict[str, Tensor] = {}
     per_layer: dict[str, list[Tensor]] = {}
-    x_BTC = model.embed(ids_BT)
+    x_BTC, first_BHTD = model.embed(ids_BT), None
     for i, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        q_BHTD, k_BHTD, _ = block.attention.project(block.attention_norm(x_BTC))
-        logits_BHTT = attention_logits(q_BHTD.float(), k_BHTD.float())
-        entropy_BHT = attention_entropy(logits_BHTT)
-        x_BTC = block(x_BTC)
-        layer = {
-            "attn/entropy": entropy_BHT.mean(),
-            "attn/entropy_normalised": normalised(entropy_BHT).mean(),
-            "attn/max_logit": visible_max(logits_BHTT),
-            "attn/sink": sink_share(logits_BHTT),
-            "act/kurtosis": kurtosis(x_BTC.float()).mean(),
-            "act/massive": massive_ratio(x_BTC.float()),
-        }
+        q_BHTD, k_BHTD, _ = block.attention.project(block.attention_norm(x_BTC), first_BHTD)
+        x_BTC, v_BHTD = block(x_BTC, first_BHTD)
+        if model.value_residual and first_BHTD is None:
+            first_BHTD = v_BHTD
+        with torch.autocast(x_BTC.device.type, enabled=False):
+            q_BHTD, k_BHTD = q_BHTD.float(), k_BHTD.float()
+            layer = _attention(block.attention.logits(q_BHTD, k_BHTD))
+            layer |= _activations(x_BTC.float())
+            if detail == "full":
+                uncapped_BHTT = attention_logits(q_BHTD, k_BHTD, block.attention.scale)
+                layer |= _attention_in_full(q_BHTD, k_BHTD, uncapped_BHTT)
+                layer |= _activations_in_full(x_BTC.float())
         for name, value in layer.items():
             metrics[f"{name}/layer_{i}"] = value
             per_layer.setdefault(name, []).append(value)
     for name, values in per_layer.items():
         stacked = torch.stack(values)
         metrics[name] = stacked.mean() if name.startswith(MEAN_OVER_LAYERS) else stacked.max()
-    return metrics
+    return metrics | {"out/log_z": log_z(model.unembed(x_BTC)).mean()}
 
 
-def attention_logits(q_BHTD: Tensor, k_BHTD: Tensor) -> Tensor:
-    """q k^T / sqrt(D), with -inf where a query may not look: B H T T."""
-    T, D = q_BHTD.shape[-2:]
-    logits_BHTT = q_BHTD @ k_BHTD.mT * D**-0.5
-    hidden_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
-    return logits_BHTT.masked_fill(hidden_TT, -math.inf)
+def _attention(logits_BHTT: Tensor) -> dict[str, Tensor]:
+    entropy_BHT = attention_entropy(logits_BHTT)
+    return {
+        "attn/entropy": entropy_BHT.mean(),
+        "attn/entropy_normalised": normalised(entropy_BHT).mean(),
+        "attn/max_logit": visible_max(logits_BHTT),
+        "attn/sink": sink_share(logits_BHTT),
+    }
+
+
+def _attention_in_full(q_BHTD: Tensor, k_BHTD: Tensor, logits_BHTT: Tensor) -> dict[str, Tensor]:
+    return {
+        "attn/max_logit_uncapped": visible_max(logits_BHTT),
+        "attn/logit_rms": visible_rms(logits_BHTT),
+        "attn/q_norm": q_BHTD.norm(dim=-1).mean(),
+        "attn/k_norm": k_BHTD.norm(dim=-1).mean(),
+    }
+
+
+def _activations(x_BTC: Tensor) -> dict[str, Tensor]:
+    return {"act/kurtosis": kurtosis(x_BTC).mean(), "act/massive": massive_ratio(x_BTC)}
+
+
+def _activations_in_full(x_BTC: Tensor) -> dict[str, Tensor]:
+    return {
+        "act/kurtosis_centred": kurtosis(x_BTC - x_BTC.mean(-1, keepdim=True)).mean(),
+        "act/kurtosis_pooled": kurtosis((x_BTC - x_BTC.mean()).flatten()),
+        "act/kurtosis_neuron": kurtosis(x_BTC.flatten(0, -2).square().mean(0).sqrt()),
+        "act/rms": x_BTC.square().mean().sqrt(),
+        "act/max": x_BTC.abs().max(),
+    }
+
+
+# ------------------------------------------------------------------ attention
 
 
 def attention_entropy(logits_BHTT: Tensor) -> Tensor:
@@ -87,6 +121,13 @@ def visible_max(logits_BHTT: Tensor) -> Tensor:
     return logits_BHTT.masked_fill(logits_BHTT == -math.inf, 0.0).abs().max()
 
 
+def visible_rms(logits_BHTT: Tensor) -> Tensor:
+    """Root mean square of the logits of the positions that are seen."""
+    seen_BHTT = logits_BHTT != -math.inf
+    squares_BHTT = torch.where(seen_BHTT, logits_BHTT, 0.0).square()
+    return (squares_BHTT.sum() / seen_BHTT.sum()).sqrt()
+
+
 def sink_share(logits_BHTT: Tensor) -> Tensor:
     """The share of heads whose mean attention to the first token exceeds 0.3, per window.
 
@@ -98,6 +139,9 @@ def sink_share(logits_BHTT: Tensor) -> Tensor:
     return torch.where(first_BH.isnan().any(), math.nan, share)
 
 
+# ----------------------------------------------------------- activations, output
+
+
 def massive_ratio(x_BTC: Tensor) -> Tensor:
     """Largest over median magnitude of the activations (Sun et al. 2024, arXiv 2402.17762).
 
@@ -107,14 +151,74 @@ def massive_ratio(x_BTC: Tensor) -> Tensor:
     return magnitude.max() / magnitude.median()
 
 
-def kurtosis(x_BTC: Tensor) -> Tensor:
-    """m4 / m2^2 over the channels of each token, uncentred: B T.
+def kurtosis(x: Tensor) -> Tensor:
+    """m4 / m2^2 over the last dimension, uncentred.
 
-    Gaussian activations give 3, equal magnitudes 1, one channel alone C; a token of zeros
-    gives 0. Scaled by the largest magnitude first, so that large activations stay finite.
+    Gaussian values give 3, equal magnitudes 1, one value alone their number; zeros give 0.
+    Scaled by the largest magnitude first, so that large values stay finite. What it is taken over
+    makes the four definitions in use: the channels of each token as they are (`act/kurtosis`),
+    or less their mean (`_centred`); all values of a layer, less their mean (`_pooled`: Bondarenko
+    et al. 2023, 2306.12929); the root mean squares of the channels over the tokens (`_neuron`: He
+    et al. 2024, 2405.19279, eq. 4; no outlying channel gives 1).
     """
-    peak_BT1 = x_BTC.abs().amax(-1, keepdim=True)
-    x_BTC = x_BTC / peak_BT1.clamp(min=torch.finfo(x_BTC.dtype).tiny)
-    square_BTC = x_BTC.square()
-    m2_BT = square_BTC.mean(-1)
-    return square_BTC.square().mean(-1) / m2_BT.square().clamp(min=torch.finfo(m2_BT.dtype).tiny)
+    peak = x.abs().amax(-1, keepdim=True)
+    x = x / peak.clamp(min=torch.finfo(x.dtype).tiny)
+    square = x.square()
+    m2 = square.mean(-1)
+    return square.square().mean(-1) / m2.square().clamp(min=torch.finfo(m2.dtype).tiny)
+
+
+def log_z(logits_BTV: Tensor) -> Tensor:
+    """ln sum exp(logit): what the z-loss holds near 0; B T."""
+    return logits_BTV.float().logsumexp(-1)
+
+
+# -------------------------------------------------------------------- weights
+
+
+class StepWatch:
+    """Root mean squares of gradient, weights and update of one optimiser step, by block.
+
+    watch = StepWatch(model)    # after the backward pass, before clipping
+    ...                         # the step
+    metrics = watch.metrics()   # grad/rms/layer_i, param/rms/layer_i, update/rms/layer_i, ...
+
+    The blocks go by `layer_i`, token and position embeddings (and with them a tied head) by
+    `embedding`, final norm and untied head by `head`.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        self.model = model
+        self.gradients = {name: rms(p.grad for p in ps) for name, ps in _parts(model).items()}
+        self.weights = {n: [p.detach().clone() for p in ps] for n, ps in _parts(model).items()}
+
+    def metrics(self) -> dict[str, Tensor]:
+        """The root mean squares; the weights' are those before the step."""
+        metrics: dict[str, Tensor] = {}
+        for name, parameters in _parts(self.model).items():
+            before = self.weights[name]
+            moved = [p.detach() - old for p, old in zip(parameters, before, strict=True)]
+            metrics[f"grad/rms/{name}"] = self.gradients[name]
+            metrics[f"param/rms/{name}"] = rms(before)
+            metrics[f"update/rms/{name}"] = rms(moved)
+        return metrics
+
+
+def rms(tensors: Iterable[Tensor | None]) -> Tensor:
+    """Root mean square over all elements of some tensors."""
+    present = [t.float() for t in tensors if t is not None]
+    squares = torch.stack([t.square().sum() for t in present]).sum()
+    return (squares / sum(t.numel() for t in present)).sqrt()
+
+
+def _parts(model: GPT) -> dict[str, list[Tensor]]:
+    """Parameters by the part of the model that they belong to."""
+    parts: dict[str, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        first, _, rest = name.partition(".")
+        if first == "blocks":
+            part = f"layer_{rest.partition('.')[0]}"
+        else:
+            part = "embedding" if first in ("tokens", "positions") else "head"
+        parts.setdefault(part, []).append(parameter)
+    return parts

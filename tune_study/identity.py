@@ -17,9 +17,10 @@ TRAINER_VERSION = 1
 def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
     """What the numbers of a cell depend on, as plain values.
 
-    The checksum of the tokens stands for the data settings, so that moving or renaming a text
-    changes nothing. Device, precision, threads and compile are in the config; they
-    change the last bits.
+    A component at its neutral value is left out, so that cells trained before it existed keep
+    their identity. The checksum of the tokens stands for the data settings, so that moving or
+    renaming a text changes nothing. Device, precision, threads and compile are in the config;
+    they change the last bits.
 
     Raises:
         ConfigError: if device or threads are not settled: `auto` and 0 name none.
@@ -29,8 +30,10 @@ def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
             f"device = {config.device!r}, threads = {config.threads}: a cell's identity needs "
             "those of the machine."
         )
+    settings = config.telling()
+    del settings["data"]
     return {
-        **config.model_dump(mode="json", exclude={"data"}),
+        **settings,
         "data_checksum": data_checksum,
         "trainer_version": TRAINER_VERSION,
         "torch": _torch_version(),

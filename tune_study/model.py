@@ -1,142 +1,132 @@
-"""The GPT: nanoGPT's architecture with one thing to toggle, the norm on queries and keys.
+"""The GPT: nanoGPT's architecture, built of the components that a config names.
 
-Learned positions, pre-LayerNorm blocks, GELU, 4x MLP, tied embeddings, no biases, no
-dropout; weights normal with standard deviation 0.02, residual projections scaled by
-1/sqrt(2 depth) (Radford et al. 2019, section 2.3). Standard parametrisation: muP is off.
+Neutral components give learned positions, pre-LayerNorm blocks, GELU, 4x MLP, tied embeddings,
+no biases, no dropout; weights normal with standard deviation 0.02, residual projections
+scaled by 1/sqrt(2 depth) (Radford et al. 2019, section 2.3). Standard parametrisation unless the
+config asks for muP. docs/method.md lists the components.
 
-Shapes are written as suffixes: B windows, T positions, C width, H heads, D = C/H head
-width, V vocabulary.
+Shapes as in `tune_study.layers`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tune_study.attention import Attention
 from tune_study.config import TrialConfig
+from tune_study.layers import MLPS, NORMS, SigmaLinear, softcap
 
-NORM_EPS = 1e-5
-"""Added to the variance or mean square in every norm; nanoGPT's value."""
-
-
-class LayerNorm(nn.Module):
-    """LayerNorm with a gain, initially 1, and no bias."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.gain.shape, self.gain, None, NORM_EPS)
+EMBEDDINGS = ("tokens.weight", "positions.weight", "head.weight")
+"""The matrices with one side that does not grow with the width; the others are hidden."""
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) times a gain, initially 1 (Zhang and Sennrich 2019, eq. 4)."""
+class Block(nn.Module):
+    """Attention, then MLP, each read from a norm of the residual stream and added to it.
 
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.gain.shape, self.gain, NORM_EPS)
-
-
-QK_NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "off": lambda head_width: nn.Identity(),
-    "rmsnorm": RMSNorm,
-}
-"""What `qk_norm` may be: a module over the head width D, one for q and one for k, shared by
-the heads of a block (Wortsman et al. 2023, section 3.1.1, after Dehghani et al. 2023)."""
-
-
-class Attention(nn.Module):
-    """Causal multi-head self-attention; queries and keys pass through `qk_norm` first.
-
-    The scale 1/sqrt(D) stays whatever the norm, so that the norm is the only difference
-    between the arms.
+    NormFormer norms what attention adds once more (Shleifer et al. 2021, 2110.09456, eq. 5).
     """
 
     def __init__(self, config: TrialConfig) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.q_norm = QK_NORMS[config.qk_norm](config.width // config.heads)
-        self.k_norm = QK_NORMS[config.qk_norm](config.width // config.heads)
-        self.out = nn.Linear(config.width, config.width, bias=False)
-
-    def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (after their norm) and values, each B H T D."""
-        B, T, C = x_BTC.shape
-        qkv_BT3HD = self.qkv(x_BTC).view(B, T, 3, self.heads, C // self.heads)
-        q_BHTD, k_BHTD, v_BHTD = qkv_BT3HD.permute(2, 0, 3, 1, 4).unbind(0)
-        return self.q_norm(q_BHTD), self.k_norm(k_BHTD), v_BHTD
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
-        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
-        return self.out(y_BHTD.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    """C -> 4C -> C with GELU between."""
-
-    def __init__(self, config: TrialConfig) -> None:
-        super().__init__()
-        self.up = nn.Linear(config.width, 4 * config.width, bias=False)
-        self.out = nn.Linear(4 * config.width, config.width, bias=False)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.out(F.gelu(self.up(x_BTC)))
-
-
-class Block(nn.Module):
-    """Attention, then MLP, each read from a norm of the residual stream and added to it."""
-
-    def __init__(self, config: TrialConfig) -> None:
-        super().__init__()
-        self.attention_norm = LayerNorm(config.width)
+        norm = NORMS[config.block_norm]
+        self.attention_norm = norm(config.width)
         self.attention = Attention(config)
-        self.mlp_norm = LayerNorm(config.width)
-        self.mlp = MLP(config)
+        after = config.normformer_has("post_norm")
+        self.post_norm = norm(config.width) if after else nn.Identity()
+        self.mlp_norm = norm(config.width)
+        self.mlp = MLPS[config.mlp](config)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC))
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
+    def forward(self, x_BTC: Tensor, first_BHTD: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The residual stream after the block, and the attention's values."""
+        added_BTC, v_BHTD = self.attention(self.attention_norm(x_BTC), first_BHTD)
+        x_BTC = x_BTC + self.post_norm(added_BTC)
+        return x_BTC + self.mlp(self.mlp_norm(x_BTC)), v_BHTD
 
 
 class GPT(nn.Module):
-    """The language model. `seed` fixes every initial weight; see `initialise`."""
+    """The language model. `seed` fixes every initial weight; see `initialise`.
+
+    Under muP the logits are divided by width / base width (Yang et al. 2022, 2203.03466, table 8).
+    """
 
     def __init__(self, config: TrialConfig, vocab_size: int, seed: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_size, config.width)  # also the output head
-        self.positions = nn.Embedding(config.context, config.width)
+        self.tokens = nn.Embedding(vocab_size, config.width)
+        self.positions = None
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.context, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.final_norm = LayerNorm(config.width)
+        self.final_norm = NORMS[config.block_norm](config.width)
+        self.head = None  # the token embedding serves as output head
+        if not config.tied_head:
+            self.head = nn.Linear(config.width, vocab_size, bias=False)
+        self.value_residual = config.value_residual
+        self.width_ratio = config.width_ratio
+        self.softcap = config.final_softcap
+        self.z_loss = config.z_loss
         initialise(self, seed)
+        self._stateful = [
+            m
+            for m in self.modules()
+            if isinstance(m, SigmaLinear) or (isinstance(m, Attention) and m.clip is not None)
+        ]
 
     def embed(self, ids_BT: Tensor) -> Tensor:
         """Token plus position embedding, B T C."""
-        return self.tokens(ids_BT) + self.positions.weight[: ids_BT.shape[1]]
+        x_BTC = self.tokens(ids_BT)
+        return x_BTC if self.positions is None else x_BTC + self.positions.weight[: x_BTC.shape[1]]
+
+    def unembed(self, x_BTC: Tensor) -> Tensor:
+        """Next-token logits of the last block's output, B T V."""
+        head = self.tokens if self.head is None else self.head
+        logits_BTV = F.linear(self.final_norm(x_BTC), head.weight)
+        if self.width_ratio != 1:
+            logits_BTV = logits_BTV / self.width_ratio
+        return logits_BTV if self.softcap is None else softcap(logits_BTV.float(), self.softcap)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Next-token logits, B T V."""
-        x_BTC = self.embed(ids_BT)
+        x_BTC, first_BHTD = self.embed(ids_BT), None
         for block in self.blocks:
-            x_BTC = block(x_BTC)
-        return F.linear(self.final_norm(x_BTC), self.tokens.weight)
+            x_BTC, v_BHTD = block(x_BTC, first_BHTD)
+            if self.value_residual and first_BHTD is None:
+                first_BHTD = v_BHTD
+        return self.unembed(x_BTC)
 
     def loss(self, windows_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token of windows of T + 1 ids."""
-        logits_BTV = self(windows_BT[:, :-1])
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), windows_BT[:, 1:].flatten())
+        return self._loss_and_logits(windows_BT)[0]
+
+    def objective(self, windows_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """What training descends, and the loss that it reports, both means over the tokens.
+
+        They differ by the z-loss, z (log Z)^2 with Z = sum exp(logits) (Chowdhery et al. 2022,
+        2204.02311, section 5: z = 1e-4): it keeps log Z near 0 and has no parameters.
+        """
+        loss, logits_NV = self._loss_and_logits(windows_BT)
+        if not self.z_loss:
+            return loss, loss
+        return loss + self.z_loss * logits_NV.logsumexp(-1).square().mean(), loss
+
+    def _loss_and_logits(self, windows_BT: Tensor) -> tuple[Tensor, Tensor]:
+        logits_NV = self(windows_BT[:, :-1]).flatten(0, 1).float()
+        return F.cross_entropy(logits_NV, windows_BT[:, 1:].flatten()), logits_NV
+
+    def after_step(self, frozen: Tensor) -> None:
+        """What components do to themselves once the optimiser has moved the weights.
+
+        Args:
+            frozen: whether the weights were left as they are, a 0-dimensional bool.
+        """
+        for module in self._stateful:
+            module.after_step(frozen)
 
     def parameter_count(self) -> int:
-        """Number of parameters; the tied head counts once."""
+        """Number of parameters; a tied head counts once."""
         return sum(p.numel() for p in self.parameters())
 
 
@@ -146,13 +136,19 @@ def initialise(model: GPT, seed: int) -> None:
 
     So a component that has no matrix draws nothing, one that has draws nothing away from
     the others, and what two arms or two depths have in common starts bit-identical
-    (residual projections up to their depth-dependent scale).
+    (residual projections up to their depth-dependent scale). Under muP the standard deviation of
+    hidden matrices falls with the root of the width (Yang et al. 2022, table 8).
     """
     residual_scale = (2 * len(model.blocks)) ** -0.5
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
-            continue  # gains keep their initial 1
+            continue  # gains keep their initial value
         std = 0.02 * (residual_scale if name.endswith("out.weight") else 1.0)
+        if name not in EMBEDDINGS:
+            std *= model.width_ratio**-0.5
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         parameter.normal_(0.0, std, generator=generator)
+    for module in model.modules():
+        if isinstance(module, SigmaLinear):
+            module.reset()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tune_study.config import TrialConfig
+from tune_study.model import EMBEDDINGS
 
 
 def schedule(config: TrialConfig, step: int) -> float:
@@ -36,10 +37,36 @@ def adamw(model: nn.Module, config: TrialConfig) -> torch.optim.AdamW:
         decay /= config.lr
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     gains = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}]
+    if config.parametrisation == "mup":
+        groups = _mup(model, config, groups)
     return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": decay}, {"params": gains, "weight_decay": 0.0}],
+        groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
     )
+
+
+def _mup(model: nn.Module, config: TrialConfig, groups: list[dict]) -> list[dict]:
+    """Gives hidden matrices a group of their own, whose learning rate falls with the width.
+
+    Yang et al. 2022 (2203.03466), table 8, Adam: embeddings, output and gains keep the learning
+    rate, hidden matrices have it divided by width / base width. Independent decay stays what it
+    is: here too it is divided by the rate that it will be multiplied by.
+    """
+    hidden = {p for name, p in model.named_parameters() if p.ndim >= 2 and name not in EMBEDDINGS}
+    matrices, gains = groups
+    decay = matrices["weight_decay"]
+    if config.decay_mode == "independent":
+        decay *= config.width_ratio
+    return [
+        matrices | {"params": [p for p in matrices["params"] if p not in hidden]},
+        {
+            "params": [p for p in matrices["params"] if p in hidden],
+            "weight_decay": decay,
+            "lr": config.lr / config.width_ratio,
+        },
+        gains,
+    ]

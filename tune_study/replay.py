@@ -134,7 +134,7 @@ def _verdicts(
     }
     done = [label for label, verdict in verdicts.items() if verdict.state == "stable"]
     finishes = [
-        Finish(histories[k][0].lr, histories[k][0].qk_norm, histories[k][1][-1]["val/loss"])
+        Finish(histories[k][0].lr, histories[k][0].arm, histories[k][1][-1]["val/loss"])
         for k in done
     ]
     return verdicts | dict(zip(done, failed(finishes, unigram_entropy, criterion), strict=True))

@@ -74,9 +74,10 @@ class StudyFolder:
         os.replace(part, self._file)
 
     def refuse_if_different(self, study: Study, checksum: str) -> None:
-        """Refuses a study that differs from the stored one in more than its axes.
+        """Refuses a study that differs from the stored one in more than its axes and arms.
 
-        Other axes ask for other cells, which is an extension; anything else would mix results.
+        Other axes or arms ask for other cells, which is an extension; anything else would mix
+        results.
 
         Raises:
             ConfigError: naming every difference and the remedy.
@@ -84,14 +85,17 @@ class StudyFolder:
         if not self.exists():
             return
         stored = self.read()
-        old, new = _flat(stored["study"]), _flat(study.model_dump(mode="json"))
-        free = {"description", "checkpoint_every_s"}
+        # Through Study: a setting that did not exist then stands at what it now is by default.
+        old, new = (_flat(s.model_dump(mode="json")) for s in (self.study(), study))
+        free = {"description", "checkpoint_every_s", "arms", "base.diagnostics"}
         differences = [
             f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
             for key in sorted(old.keys() | new.keys())
             if old.get(key) != new.get(key)
             and key not in free
             and not key.startswith(("axes.", "base.data."))
+            # What goes with a new value of an axis is a part of the extension.
+            and not (key.startswith("tied.") and not (key in old and key in new))
             and key not in {f"base.{axis}" for axis, _ in study.axes}
         ]
         if stored["data"]["checksum"] != checksum:
@@ -166,9 +170,11 @@ def _commit() -> str:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys; `axes`, a list of pairs, counts as one."""
+    """Nested mappings as dotted keys; `axes`, a list of pairs, counts as one, `tied` too."""
     if prefix == "axes":
         value = dict(value)
+    if prefix == "tied":
+        value = {f"{axis}={at}": settings for axis, at, settings in value}
     if not isinstance(value, dict):
         return {prefix: value}
     flat: dict[str, Any] = {}

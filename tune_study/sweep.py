@@ -163,6 +163,7 @@ def _trial_config(cell: Cell) -> dict[str, Any]:
     return {
         **cell.config.model_dump(mode="json"),
         "label": cell.label,
+        "arm": cell.config.arm,
         "identity": cell.identity,
         "checkpoints": [str(path) for path in cell.record.checkpoints()],
         "last_step": cell.last_step,

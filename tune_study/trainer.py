@@ -22,7 +22,7 @@ from torch import Tensor
 from tune_study import device as devices
 from tune_study.config import TrialConfig
 from tune_study.data import Batches, validation_windows
-from tune_study.diagnostics import probe
+from tune_study.diagnostics import StepWatch, probe
 from tune_study.identity import TRAINER_VERSION
 from tune_study.model import GPT
 from tune_study.optim import adamw, schedule
@@ -79,9 +79,12 @@ class Trainer:
         model_seed = stream_seed(config.seed, "model")
         self.model = GPT(config, tokens.vocab_size, model_seed).to(self.device)
         self.optimizer = adamw(self.model, config)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.loss: Callable[[Tensor], Tensor] = self.model.loss
+        self.objective: Callable[[Tensor], tuple[Tensor, Tensor]] = self.model.objective
         if config.compile:
             self.loss = torch.compile(self.model.loss, dynamic=False)
+            self.objective = torch.compile(self.model.objective, dynamic=False)
 
         windows = config.batch_size * config.grad_accum
         data_seed = stream_seed(config.seed, "data")
@@ -116,12 +119,12 @@ class Trainer:
             self.loss_init = self.evaluate()
         started = time.perf_counter()
         n_steps = min(n_steps, self.config.steps - self.step)
-        losses, norms = self._advance(n_steps)
+        losses, norms, last_step = self._advance(n_steps)
         trained = time.perf_counter() - started
         self.seconds += trained
 
         val_loss = self.evaluate()
-        measured = {name: float(value) for name, value in self._probe().items()}
+        measured = {name: float(value) for name, value in (self._probe() | last_step).items()}
         smoothed = self._smooth(losses)
         self.val_loss_min = _lower(self.val_loss_min, val_loss)
         clipped = int((norms > self.config.grad_clip).sum())
@@ -150,9 +153,11 @@ class Trainer:
         }
         return strict(row)
 
-    def _advance(self, n_steps: int) -> tuple[Tensor, Tensor]:
+    def _advance(self, n_steps: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Runs the updates; returns losses and pre-clip gradient norms, each [n_steps], on
-        the CPU. The only wait for the device is at the end."""
+        the CPU, and what full diagnostics say of the last step. The only wait for the device is
+        at the end."""
+        watch: StepWatch | None = None
         losses = torch.zeros(n_steps, device=self.device)
         norms = torch.zeros(n_steps, device=self.device)
         parameters = list(self.model.parameters())
@@ -162,21 +167,25 @@ class Trainer:
         for i in range(n_steps):
             for part in windows[i].split(batch):
                 with self._autocast():
-                    loss = self.loss(part) / accum
-                loss.backward()
-                losses[i] += loss.detach()
+                    objective, loss = self.objective(part)
+                (objective / accum).backward()
+                losses[i] += loss.detach() / accum
+            if self.config.diagnostics == "full" and i == n_steps - 1:
+                watch = StepWatch(self.model)
             norms[i] = torch.nn.utils.clip_grad_norm_(parameters, self.config.grad_clip)
             finite = torch.isfinite(losses[i]) & torch.isfinite(norms[i])
             first = ~finite & (self.nonfinite_step < 0)
             self.nonfinite_step = torch.where(first, float(self.step + 1), self.nonfinite_step)
             # Fused AdamW skips its update on the device where found_inf is 1.
-            self.optimizer.found_inf = (self.nonfinite_step >= 0).float()  # type: ignore[attr-defined]
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * schedule(self.config, self.step)
+            frozen = self.nonfinite_step >= 0
+            self.optimizer.found_inf = frozen.float()  # type: ignore[attr-defined]
+            for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+                group["lr"] = peak * schedule(self.config, self.step)
             self.optimizer.step()
+            self.model.after_step(frozen)
             self.optimizer.zero_grad(set_to_none=True)
             self.step += 1
-        return losses.cpu(), norms.cpu()
+        return losses.cpu(), norms.cpu(), {} if watch is None else watch.metrics()
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -189,7 +198,7 @@ class Trainer:
 
     def _probe(self) -> dict[str, Tensor]:
         with self._autocast():
-            return probe(self.model, self.probe_ids)
+            return probe(self.model, self.probe_ids, self.config.diagnostics)
 
     def _smooth(self, losses: Tensor) -> float:
         """Carries the exponential moving average of the loss over these steps."""
@@ -209,7 +218,7 @@ class Trainer:
         with `weights_only=True`."""
         return {
             "version": TRAINER_VERSION,
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.telling(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "torch_rng": torch.get_rng_state(),
@@ -227,7 +236,7 @@ class Trainer:
             raise ValueError(
                 f"checkpoint of trainer version {state.get('version')}, not {TRAINER_VERSION}"
             )
-        if state["config"] != self.config.model_dump(mode="json"):
+        if state["config"] != self.config.telling():
             raise ValueError("checkpoint of another cell")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
