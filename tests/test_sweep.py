@@ -63,7 +63,7 @@ def table(runs, name="tiny"):
     results = load(runs / name)
     history = results.history
     clocks = [c for c in history if c.startswith("time/") or c == "resumed_step"]
-    cells = results.cells.drop(columns=["seconds", "tokens_per_s"])
+    cells = results.cells.drop(columns=["seconds", "tokens_per_s", "started", "ended"])
     return cells, history.drop(columns=clocks)
 
 
