@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from tune_study.attention import Attention
 from tune_study.config import TrialConfig
 from tune_study.layers import MLPS, NORMS, SigmaLinear, softcap
+from tune_study.loss import head_loss
 
 EMBEDDINGS = ("tokens.weight", "positions.weight", "head.weight")
 """The matrices with one side that does not grow with the width; the others are hidden."""
@@ -80,25 +81,36 @@ class GPT(nn.Module):
         x_BTC = self.tokens(ids_BT)
         return x_BTC if self.positions is None else x_BTC + self.positions.weight[: x_BTC.shape[1]]
 
-    def unembed(self, x_BTC: Tensor) -> Tensor:
-        """Next-token logits of the last block's output, B T V."""
-        head = self.tokens if self.head is None else self.head
-        logits_BTV = F.linear(self.final_norm(x_BTC), head.weight)
-        if self.width_ratio != 1:
-            logits_BTV = logits_BTV / self.width_ratio
-        return logits_BTV if self.softcap is None else softcap(logits_BTV.float(), self.softcap)
-
-    def forward(self, ids_BT: Tensor) -> Tensor:
-        """Next-token logits, B T V."""
+    def hidden(self, ids_BT: Tensor) -> Tensor:
+        """The last block's output, B T C."""
         x_BTC, first_BHTD = self.embed(ids_BT), None
         for block in self.blocks:
             x_BTC, v_BHTD = block(x_BTC, first_BHTD)
             if self.value_residual and first_BHTD is None:
                 first_BHTD = v_BHTD
-        return self.unembed(x_BTC)
+        return x_BTC
+
+    def unembed(self, x_BTC: Tensor) -> Tensor:
+        """Next-token logits of the last block's output, B T V."""
+        logits_BTV = F.linear(self.final_norm(x_BTC), self.unembedding)
+        if self.width_ratio != 1:
+            logits_BTV = logits_BTV / self.width_ratio
+        return logits_BTV if self.softcap is None else softcap(logits_BTV.float(), self.softcap)
+
+    @property
+    def unembedding(self) -> Tensor:
+        """The output head's matrix, V C."""
+        return (self.tokens if self.head is None else self.head).weight
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Next-token logits, B T V."""
+        return self.unembed(self.hidden(ids_BT))
 
     def loss(self, windows_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token of windows of T + 1 ids."""
+        if self.width_ratio == 1 and self.softcap is None:
+            x_NC = self.final_norm(self.hidden(windows_BT[:, :-1])).flatten(0, 1)
+            return head_loss(x_NC, self.unembedding, windows_BT[:, 1:].flatten())
         return self._loss_and_logits(windows_BT)[0]
 
     def objective(self, windows_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,9 +119,10 @@ class GPT(nn.Module):
         They differ by the z-loss, z (log Z)^2 with Z = sum exp(logits) (Chowdhery et al. 2022,
         2204.02311, section 5: z = 1e-4): it keeps log Z near 0 and has no parameters.
         """
-        loss, logits_NV = self._loss_and_logits(windows_BT)
         if not self.z_loss:
+            loss = self.loss(windows_BT)
             return loss, loss
+        loss, logits_NV = self._loss_and_logits(windows_BT)
         return loss + self.z_loss * logits_NV.logsumexp(-1).square().mean(), loss
 
     def _loss_and_logits(self, windows_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,199 @@
+"""The trainer's speed, against a plain loop over the same model and against the GEMM peak.
+
+    python -m benchmarks.trainer [--repeats 5] [--quick] [--json FILE]
+
+The plain loop is what one writes without thinking of speed: batches stacked from slices, PyTorch's
+default AdamW, cross-entropy over all the logits, `loss.item()` after every step. It runs in
+float32, at real size also compiled. Ways take turns, a few steps each; figures are medians over
+the rounds. Model FLOPs are 6 a matrix parameter and token, plus 12 x depth x width x context a
+token for attention (Chowdhery et al. 2022, appendix B); MFU divides by the largest rate that a
+matrix product of this machine reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.paired import alternate, ratio, show
+from tune_study.config import Criterion, TrialConfig
+from tune_study.divergence import diverged
+from tune_study.model import GPT
+from tune_study.trainer import Trainer, strict
+
+CORES = os.cpu_count() or 1
+PILOT = TrialConfig(lr=1e-2, depth=2, device="cpu", threads=1, steps=100_000)
+REAL = TrialConfig(
+    lr=1e-3,
+    depth=8,
+    width=320,
+    heads=5,
+    context=256,
+    batch_size=32,
+    report_every=50,
+    device="cpu",
+    threads=CORES,
+    steps=100_000,
+)
+QUICK = REAL.replace(depth=1, width=32, heads=2, context=64, batch_size=2, report_every=2)
+
+
+class RandomTokens:
+    """Uniform ids: speed does not depend on what they say."""
+
+    def __init__(self, vocab_size: int) -> None:
+        numbers = np.random.default_rng(0)
+        self.vocab_size = vocab_size
+        self.train = numbers.integers(0, vocab_size, 1_000_000).astype(np.uint16)
+        self.validation = numbers.integers(0, vocab_size, 100_000).astype(np.uint16)
+
+
+def main() -> None:
+    """Prints all figures, and writes them as JSON if asked."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small models, one round")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    figures: dict[str, float] = {}
+    for name, config, vocab, steps in (
+        ("pilot", PILOT, 512, 2 if options.quick else 100),
+        ("real", QUICK if options.quick else REAL, 8192, 1 if options.quick else 2),
+    ):
+        print(f"{name}: {config.threads} threads, {config.tokens_per_step} tokens a step")
+        figures |= {f"{name}: {key}": v for key, v in size(config, vocab, steps, repeats).items()}
+    show(figures, options.json)
+
+
+def size(config: TrialConfig, vocab: int, steps: int, repeats: int) -> dict[str, float]:
+    """All figures at one size."""
+    tokens = RandomTokens(vocab)
+    torch.set_num_threads(config.threads)
+    modes = {
+        "fp32": config,
+        "fp32 + compile": config.replace(compile=True),
+        "bf16": config.replace(precision="bf16"),
+        "bf16 + compile": config.replace(precision="bf16", compile=True),
+    }
+    with_norm = config.replace(qk_norm="rmsnorm")
+    compiling: dict[str, float] = {}
+    ways: dict[str, Callable[[], float]] = {
+        "plain": plain(config, tokens, steps),
+        "plain, compiled": plain(config, tokens, steps, compiled=True),
+    }
+    for name, mode in {**modes, "fp32, QK-norm": with_norm}.items():
+        trainer = Trainer(mode, tokens)
+        started = time.perf_counter()
+        trainer._advance(1)
+        compiling[name] = time.perf_counter() - started
+        ways[name] = lambda trainer=trainer: _rate(trainer, steps)
+    for way in ways.values():
+        way()  # the first time pays for memory and compilation
+    rates = alternate(ways, repeats)
+    peak = {"fp32": gemm_peak(torch.float32), "bf16": gemm_peak(torch.bfloat16)}
+    flops = model_flops(config, vocab)
+    figures: dict[str, float] = {}
+    for name in ways:
+        precision = "bf16" if name.startswith("bf16") else "fp32"
+        rate = statistics.median(rates[name])
+        figures[f"{name}, tokens/s"] = rate
+        figures[f"{name}, times the plain loop"] = ratio(rates[name], rates["plain"])
+        figures[f"{name}, MFU"] = rate * flops / peak[precision]
+    for name in modes:
+        if name.endswith("compile"):
+            figures[f"{name}, first step, s"] = compiling[name]
+    figures |= {f"GEMM peak {name}, GFLOP/s": value / 1e9 for name, value in peak.items()}
+    figures["QK-norm, times the step without"] = ratio(rates["fp32"], rates["fp32, QK-norm"])
+    return figures | watching(config, tokens, steps, repeats)
+
+
+def _rate(trainer: Trainer, steps: int) -> float:
+    started = time.perf_counter()
+    trainer._advance(steps)
+    return steps * trainer.config.tokens_per_step / (time.perf_counter() - started)
+
+
+def plain(
+    config: TrialConfig, tokens: RandomTokens, steps: int, compiled: bool = False
+) -> Callable[[], float]:
+    """A training loop written the ordinary way; each call runs `steps` steps."""
+    model = GPT(config, tokens.vocab_size, seed=0)
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
+    data = torch.from_numpy(tokens.train.astype(np.int64))
+
+    def batch() -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(data) - config.context, (config.batch_size,))
+        x = torch.stack([data[s : s + config.context] for s in starts])
+        y = torch.stack([data[s + 1 : s + 1 + config.context] for s in starts])
+        return x, y
+
+    def run() -> float:
+        started = time.perf_counter()
+        for _ in range(steps):
+            x, y = batch()
+            logits = forward(x)
+            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            loss.item()
+        return steps * config.tokens_per_step / (time.perf_counter() - started)
+
+    return run
+
+
+def watching(
+    config: TrialConfig, tokens: RandomTokens, steps: int, repeats: int
+) -> dict[str, float]:
+    """What diagnostics, divergence checks and validation take of the training time."""
+    trainer = Trainer(config, tokens)
+    shares: dict[str, list[float]] = {"diagnostics and divergence": [], "validation": []}
+    row = trainer.train(1)
+    row["data/unigram_entropy"] = 1.0
+    rows = [{**row, "step": (i + 1) * config.report_every} for i in range(20)]
+    for _ in range(repeats):
+        started = time.perf_counter()
+        trainer._advance(steps)
+        training = (time.perf_counter() - started) * config.report_every / steps
+        started = time.perf_counter()
+        {name: float(value) for name, value in trainer._probe().items()}
+        strict(row)
+        diverged(rows, Criterion(), config.warmup_steps)
+        shares["diagnostics and divergence"].append((time.perf_counter() - started) / training)
+        started = time.perf_counter()
+        trainer.evaluate()
+        shares["validation"].append((time.perf_counter() - started) / training)
+    return {f"{k}, % of training": 100 * statistics.median(v) for k, v in shares.items()}
+
+
+def model_flops(config: TrialConfig, vocab: int) -> float:
+    """Floating-point operations of one token's forward and backward pass."""
+    matrices = 12 * config.depth * config.width**2 + vocab * config.width
+    return 6 * matrices + 12 * config.depth * config.width * config.context
+
+
+def gemm_peak(dtype: torch.dtype, size: int = 2048, tries: int = 8) -> float:
+    """The largest rate of a square matrix product here, in FLOP/s."""
+    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    best = 0.0
+    for _ in range(tries):
+        started = time.perf_counter()
+        a @ b
+        best = max(best, 2 * size**3 / (time.perf_counter() - started))
+    return best
+
+
+if __name__ == "__main__":
+    main()
