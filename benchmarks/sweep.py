@@ -28,8 +28,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import search_spaces
 from benchmarks.paired import show
-from tune_study import device, search_spaces
+from tune_study import device
 from tune_study.config import Study, TrialConfig
 from tune_study.data import open_tokens, prepare
 from tune_study.divergence import Row, diverged
