@@ -46,7 +46,7 @@ class _InPieces(torch.autograd.Function):
     """Loss and gradients of all pieces in the forward pass; backward only scales them."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x_NC: Tensor, head_VC: Tensor, targets_N: Tensor, rows: int
     ) -> Tensor:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -80,6 +80,6 @@ class _InPieces(torch.autograd.Function):
         return total / n
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
         dx_NC, dhead_VC = ctx.saved_tensors
         return dx_NC * slope, dhead_VC * slope, None, None
