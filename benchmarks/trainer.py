@@ -168,7 +168,7 @@ def watching(
         trainer._advance(steps)
         training = (time.perf_counter() - started) * config.report_every / steps
         started = time.perf_counter()
-        {name: float(value) for name, value in trainer._probe().items()}
+        trainer._probe()
         strict(row)
         diverged(rows, Criterion(), config.warmup_steps)
         shares["diagnostics and divergence"].append((time.perf_counter() - started) / training)

@@ -155,6 +155,10 @@ class Attention(nn.Module):
     def forward(self, x_BTC: Tensor, first_BHTD: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What attention adds to the residual stream, and the values it mixed."""
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC, first_BHTD)
+        return self.attend(q_BHTD, k_BHTD, v_BHTD), v_BHTD
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        """Mixes the values by the attention, and joins the heads: B T C."""
         if self.clip is not None and torch.is_grad_enabled():
             self._watch(q_BHTD, k_BHTD)
         if self.cap is None:
@@ -166,7 +170,7 @@ class Attention(nn.Module):
             y_BHTD = p_BHTT.to(v_BHTD.dtype) @ v_BHTD
         if self.head_scale is not None:
             y_BHTD = y_BHTD * self.head_scale[:, None, None]
-        return self.out(y_BHTD.transpose(1, 2).flatten(2)), v_BHTD
+        return self.out(y_BHTD.transpose(1, 2).flatten(2))
 
     def logits(self, q_BHTD: Tensor, k_BHTD: Tensor) -> Tensor:
         """What softmax sees, B H T T in float32."""

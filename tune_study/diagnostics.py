@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,21 +28,20 @@ SINK_ATTENTION = 0.3
 
 
 @torch.no_grad()
-def probe(model: GPT, ids_BT: Tensor, detail: Detail = "cheap") -> dict[str, Tensor]:
+def probe(model: GPT, ids_BT: Tensor, detail: Detail = "cheap") -> dict[str, float]:
     """Attention, activations and output of a model, layer by layer.
 
-    Returns flat names to 0-dimensional float32 tensors, left on the device so that the
-    caller decides when to wait for them: each measure as `attn/entropy/layer_i`, and without the
-    layer, as the mean over layers for those in MEAN_OVER_LAYERS and the maximum for the others;
-    `out/log_z` has no layer.
+    Returns flat names to numbers: each measure as `attn/entropy/layer_i`, and without the layer,
+    as the mean over layers for those in MEAN_OVER_LAYERS and the maximum for the others;
+    `out/log_z` has no layer. Waits for the device once, at the end.
     """
-    metrics: dict[str, Tensor] = {}
-    per_layer: dict[str, list[Tensor]] = {}
+    measured: dict[str, Tensor] = {}
     x_BTC, first_BHTD = model.embed(ids_BT), None
     for i, block in enumerate(model.blocks):
         assert isinstance(block, Block)
-        q_BHTD, k_BHTD, _ = block.attention.project(block.attention_norm(x_BTC), first_BHTD)
-        x_BTC, v_BHTD = block(x_BTC, first_BHTD)
+        # The block's own forward pass, with a look at queries and keys on the way.
+        q_BHTD, k_BHTD, v_BHTD = block.attention.project(block.attention_norm(x_BTC), first_BHTD)
+        x_BTC = block.add(x_BTC, block.attention.attend(q_BHTD, k_BHTD, v_BHTD))
         if model.value_residual and first_BHTD is None:
             first_BHTD = v_BHTD
         with torch.autocast(x_BTC.device.type, enabled=False):
@@ -52,13 +52,22 @@ def probe(model: GPT, ids_BT: Tensor, detail: Detail = "cheap") -> dict[str, Ten
                 uncapped_BHTT = attention_logits(q_BHTD, k_BHTD, block.attention.scale)
                 layer |= _attention_in_full(q_BHTD, k_BHTD, uncapped_BHTT)
                 layer |= _activations_in_full(x_BTC.float())
-        for name, value in layer.items():
-            metrics[f"{name}/layer_{i}"] = value
-            per_layer.setdefault(name, []).append(value)
-    for name, values in per_layer.items():
-        stacked = torch.stack(values)
-        metrics[name] = stacked.mean() if name.startswith(MEAN_OVER_LAYERS) else stacked.max()
-    return metrics | {"out/log_z": log_z(model.unembed(x_BTC)).mean()}
+        measured |= {f"{name}/layer_{i}": value for name, value in layer.items()}
+    measured["out/log_z"] = log_z(model.unembed(x_BTC)).mean()
+    metrics = numbers(measured)
+    for name in layer:
+        values = [metrics[f"{name}/layer_{i}"] for i in range(len(model.blocks))]
+        over_layers = np.mean if name.startswith(MEAN_OVER_LAYERS) else np.max
+        metrics[name] = float(over_layers(values))  # either is NaN if one value is
+    return metrics
+
+
+def numbers(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """0-dimensional tensors as numbers, in one transfer from the device."""
+    if not tensors:
+        return {}
+    values = torch.stack([value.float() for value in tensors.values()]).tolist()
+    return dict(zip(tensors, values, strict=True))
 
 
 def _attention(logits_BHTT: Tensor) -> dict[str, Tensor]:

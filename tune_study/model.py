@@ -44,8 +44,12 @@ class Block(nn.Module):
     def forward(self, x_BTC: Tensor, first_BHTD: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The residual stream after the block, and the attention's values."""
         added_BTC, v_BHTD = self.attention(self.attention_norm(x_BTC), first_BHTD)
+        return self.add(x_BTC, added_BTC), v_BHTD
+
+    def add(self, x_BTC: Tensor, added_BTC: Tensor) -> Tensor:
+        """The residual stream with what attention adds, and then the MLP."""
         x_BTC = x_BTC + self.post_norm(added_BTC)
-        return x_BTC + self.mlp(self.mlp_norm(x_BTC)), v_BHTD
+        return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 
 
 class GPT(nn.Module):

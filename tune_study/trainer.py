@@ -22,7 +22,7 @@ from torch import Tensor
 from tune_study import device as devices
 from tune_study.config import TrialConfig
 from tune_study.data import Batches, validation_windows
-from tune_study.diagnostics import StepWatch, probe
+from tune_study.diagnostics import StepWatch, numbers, probe
 from tune_study.identity import TRAINER_VERSION
 from tune_study.model import GPT
 from tune_study.optim import adamw, schedule
@@ -124,7 +124,7 @@ class Trainer:
         self.seconds += trained
 
         val_loss = self.evaluate()
-        measured = {name: float(value) for name, value in (self._probe() | last_step).items()}
+        measured = self._probe() | numbers(last_step)
         smoothed = self._smooth(losses)
         self.val_loss_min = _lower(self.val_loss_min, val_loss)
         clipped = int((norms > self.config.grad_clip).sum())
@@ -196,7 +196,7 @@ class Trainer:
                 total += self.loss(part) * len(part)
         return float(total / len(self.val_windows))
 
-    def _probe(self) -> dict[str, Tensor]:
+    def _probe(self) -> dict[str, float]:
         with self._autocast():
             return probe(self.model, self.probe_ids, self.config.diagnostics)
 
