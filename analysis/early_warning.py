@@ -41,7 +41,8 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
 
     The loss departs at the first report from which on, to the last one, validation loss lies
     above that of every reference cell at the same step. A run that fails without ever having
-    learned departs early. A value that is not finite is beyond every level.
+    learned departs early. A value that is not finite is beyond every level. A signal that the
+    study did not record is left out.
 
     Returns:
         DataFrame: cell, lr, depth, qk_norm, seed, state, signal, level, step (of the first
@@ -51,15 +52,18 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     reference = _reference(cells)
     rows: list[dict[str, Any]] = []
     bad = cells[cells["state"].isin(["failed", "diverged"])]
+    by_cell = dict(list(history.groupby("cell", sort=False)))
     for key, group in bad.groupby(["depth", "qk_norm"], sort=True):
         of_group = cells[(cells["depth"] == key[0]) & (cells["qk_norm"] == key[1])]
         names = of_group.loc[of_group["cell"].isin(reference), "cell"]
         calm = history[history["cell"].isin(names)]
         ceiling = calm.groupby("step")["val/loss"].max()
         for cell in group.to_dict("records"):
-            reports = history[history["cell"] == cell["cell"]].sort_values("step")
+            reports = by_cell.get(cell["cell"], history[:0]).sort_values("step")
             departure = _departure(reports, ceiling)
             for signal, (column, side) in SIGNALS.items():
+                if column not in history:
+                    continue
                 level = side * (side * calm[column]).max() if len(calm) else np.nan
                 step = _crossing(reports, column, side, level)
                 rows.append(

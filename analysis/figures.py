@@ -12,9 +12,17 @@ import numpy as np
 import pandas as pd
 from altair.utils.schemapi import debug_mode
 
-from analysis import estimators, plots, robustness
+from analysis import early_warning, estimators, plots, robustness
+from analysis.figure_data import (
+    depth_trend,
+    diagnostic_values,
+    halfway_loss,
+    layer_curves,
+    loss_curve,
+    no_gains,
+    reference_losses,
+)
 from analysis.load import Results, load
-from analysis.plots.metrics import ALL_LAYERS
 from analysis.summary import has_pairs
 from tune_study.config import CRITERIA, Criterion
 
@@ -101,98 +109,186 @@ DIAGNOSTICS = (
 
 
 def figures(results: Results, summary: dict[str, Any]) -> list[Figure]:
-    """The figures of a report, in reading order.
+    """The figures of a report, in reading order; those for which the study has no data are absent.
 
     Args:
         results: as `analysis.load.load` gives them.
         summary: as `analysis.summary.summarise` makes it of them.
     """
-    cells, history, study = results.cells, results.history, results.study
-    arms = summary["arms"]
+    return [figure for draw in _DRAWN for figure in draw(results, summary)]
+
+
+def _lr_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells = results.cells
     curve, rules = loss_curve(cells), reference_losses(cells)
-    sensitivity = estimators.lr_sensitivity(cells, study.margins.lr_range)
-    edges = estimators.max_stable_lr(cells)
-    lrs = sorted(cells["lr"].unique())
-    drawn = [
-        Figure(
-            "lr_loss",
-            "Final validation loss against the peak learning rate, one panel a depth. Each mark "
-            "is one cell, its shape the cell's state; a line is the median over seeds and ends "
-            "where no seed has a loss; a band is the 95 % t interval of the mean, drawn where "
-            "every seed is stable. Marks above the curves are cells without a loss. QK-norm is "
-            "worth having from where the lines part. Beneath: LR sensitivity, the mean excess "
-            "over the best loss across the grid, after figure 1 of Wortsman et al. (2023). "
-            "Click a mark to follow its cell through the other figures; shift-click adds one.",
-            lambda layout: plots.lr_loss(cells, curve, rules, sensitivity, arms, layout),
-        ),
-        Figure(
-            "max_stable_lr",
-            "The highest learning rate at which it and all lower ones are stable, against depth. "
-            "The grid only says between which two learning rates the edge of a seed lies, so a "
-            "seed is a bar; an arrow at an end of the grid says that the edge lies beyond it.",
-            lambda layout: plots.max_stable_lr(edges, arms, lrs, layout),
-        ),
-    ]
-    if has_pairs(cells):
-        gains = estimators.paired_by_lr(cells)
-        needed = estimators.necessity_by_seed(cells, study.margins.necessity)
-        thresholds = estimators.necessity_threshold(cells, study.margins.necessity)
-        drawn.append(
-            Figure(
-                "necessity",
-                "The lowest learning rate from which on QK-norm is needed, against depth: off is "
-                "unstable where on is stable, or loses to it by more than "
-                f"{study.margins.necessity:g} nats a token, from there up to on's own edge.",
-                lambda layout: plots.necessity(needed, thresholds, lrs, layout=layout),
-            )
-        )
-    else:
-        gains = _no_gains()
-    drawn.append(
-        Figure(
-            "phase",
-            "How many seeds are stable at each learning rate and depth, arm by arm, and the "
-            "paired difference of the final losses, same seed: blue where QK-norm ends lower.",
-            lambda layout: plots.phase_map(curve, gains, layout),
-        )
+    sensitivity = estimators.lr_sensitivity(cells, results.study.margins.lr_range)
+    yield Figure(
+        "lr_loss",
+        f"Final validation loss of {_n(len(cells), 'cell')} against the peak learning rate, one "
+        "panel a depth. Each mark is one cell, its shape the cell's state; a line is the median "
+        "over seeds and ends where no seed has a loss; a band is the 95 % t interval of the mean, "
+        "drawn where every seed is stable. Marks above the curves are cells without a loss. "
+        "QK-norm is worth having from where the lines part. Beneath: LR sensitivity, the mean "
+        "excess over the best loss across the grid, after figure 1 of Wortsman et al. (2023).",
+        lambda layout: plots.lr_loss(cells, curve, rules, sensitivity, summary["arms"], layout),
     )
-    target = halfway_loss(cells)
-    if len(history) and np.isfinite(target):
-        times = estimators.steps_to_threshold(cells, history, target)
-        medians = estimators.median_steps(times)
-        drawn.append(
-            Figure(
-                "steps_to_loss",
-                f"Steps until the validation loss is at {target:.2f} nats a token, half of the way "
-                "from the unigram entropy to the study's best loss, interpolated between reports. "
-                "An arrow is a cell that did not get there within the steps it was given.",
-                lambda layout: plots.steps_to_loss(times, medians, target, layout),
-            )
-        )
-    drawn.extend(_diagnostic_figures(cells, history))
+
+
+def _curves(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells, history = results.cells, results.history
     if len(history):
-        drawn.append(
-            Figure(
-                "curves",
-                "Validation loss over training, one line a cell, from the loss at initialisation; "
-                "the mark at its end is the cell's state at the step where its verdict fell. "
-                "Cells chosen in the other figures or in the table are brought out here.",
-                lambda layout: plots.training_curves(cells, history, layout),
-            )
+        yield Figure(
+            "curves",
+            "Validation loss over training, one line for each of the "
+            f"{_n(_reported(history), 'cell')} that reported, from the loss at initialisation. The "
+            "mark on a line is the cell's state, at the step where the verdict fell. Cells chosen "
+            "in another figure or in the table are brought out here.",
+            lambda layout: plots.training_curves(cells, history, layout),
         )
-    if summary["verdicts"] and cells["seed"].nunique() > 1:
-        # Judging some twenty times takes seconds, so only once and only for a drawing.
-        panel = functools.cache(lambda: robustness.panel(cells, study.margins, _rejudged(results)))
-        drawn.append(
-            Figure(
-                "robustness",
-                "The verdicts when one choice behind them is made otherwise: the learning rates, a "
-                "margin, the rules of divergence, the seeds without one of them. A conclusion to "
-                "rely on keeps its verdict.",
-                lambda layout: plots.robustness(panel(), layout),
-            )
+
+
+def _max_stable_lr(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    edges = estimators.max_stable_lr(results.cells)
+    yield Figure(
+        "max_stable_lr",
+        "The highest learning rate at which it and all lower ones are stable, against depth, for "
+        f"{_n(len(edges), 'series')} of learning rates, one a seed, arm and depth. The grid only "
+        "says between which two learning rates a seed's edge lies, so a seed is a bar; an arrow at "
+        "an end of the grid says that the edge lies beyond it.",
+        lambda layout: plots.max_stable_lr(edges, summary["arms"], _lrs(results), layout),
+    )
+
+
+def _phase(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells = results.cells
+    curve = loss_curve(cells)
+    gains = estimators.paired_by_lr(cells) if has_pairs(cells) else no_gains()
+    significant, tested = int(gains["significant"].sum()), int(gains["gain"].notna().sum())
+    yield Figure(
+        "phase",
+        f"How many of the {_n(cells['seed'].nunique(), 'seed')} are stable at each learning rate "
+        "and depth, arm by arm."
+        + (
+            " Last, the paired difference of the final losses, same seed: blue where QK-norm ends "
+            f"lower. A dot marks the {significant} of {tested} differences that are significant "
+            "at 5 % (paired t test, Holm's adjustment for testing all of them)."
+            if tested
+            else ""
+        ),
+        lambda layout: plots.phase_map(curve, gains, layout),
+    )
+
+
+def _necessity(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells, margin = results.cells, results.study.margins.necessity
+    if not has_pairs(cells):
+        return
+    needed = estimators.necessity_by_seed(cells, margin)
+    thresholds = estimators.necessity_threshold(cells, margin)
+    trend = depth_trend(needed, summary["verdicts"])
+    yield Figure(
+        "necessity",
+        "The lowest learning rate from which on QK-norm is needed, against depth: off is unstable "
+        f"where on is stable, or loses to it by more than {margin:g} nats a token, from there up "
+        f"to on's own edge; {_n(len(needed), 'pair')} of seed and depth. The dashed line has the "
+        "slope that H3 is judged by, its band the slope's 95 % interval: below level, the need "
+        "comes earlier in deeper models.",
+        lambda layout: plots.necessity(needed, thresholds, _lrs(results), *trend, layout=layout),
+    )
+
+
+def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells, history = results.cells, results.history
+    declared = results.study.margins.target_loss
+    target = halfway_loss(cells) if declared is None else declared
+    if not len(history) or not np.isfinite(target):
+        return
+    times = estimators.steps_to_threshold(cells, history, target)
+    medians = estimators.median_steps(times)
+    origin = (
+        "no target declared: half of the way from the unigram entropy to the best loss found"
+        if declared is None
+        else "the target that the study declares"
+    )
+    yield Figure(
+        "steps_to_loss",
+        f"Steps until the validation loss is at {target:.2f} nats a token ({origin}), interpolated "
+        f"between reports, for {_n(len(times), 'cell')}. An arrow is a cell that did not get there "
+        "within the steps it was given.",
+        lambda layout: plots.steps_to_loss(times, medians, target, origin, layout),
+    )
+
+
+def _diagnostics(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    for diagnostic in DIAGNOSTICS:
+        values = diagnostic_values(results.cells, results.history, diagnostic.key)
+        if values is None:
+            continue
+        curve = layer_curves(values)
+        yield Figure(
+            diagnostic.name,
+            f"{diagnostic.caption} {_n(_reported(results.history), 'cell')}; on the page, a layer "
+            "can be chosen beneath the figure.",
+            lambda layout, d=diagnostic, v=values, c=curve: plots.metric(  # type: ignore[misc]
+                v, c, d.title, d.y_title, d.log, layout
+            ),
         )
-    return drawn
+
+
+def _early_warning(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    warned = early_warning.warnings(results.cells, results.history)
+    if len(warned):
+        counts = early_warning.warning_summary(warned)
+        yield Figure(
+            "early_warning",
+            "How many steps before the loss each signal announced a failure, one mark for each of "
+            f"the {_n(warned['cell'].nunique(), 'cell')} that failed or diverged: right of 0 the "
+            "signal came first. A signal warns at the first report where it is more extreme than "
+            "in any stable cell at or above its arm's best learning rate; the loss leaves its course "
+            "where it rises above theirs for good. So no stable cell warns, and leads are known to "
+            "one report.",
+            lambda layout: plots.early_warning(warned, counts, layout),
+        )
+
+
+def _robustness(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
+    cells, margins = results.cells, results.study.margins
+    if not summary["verdicts"] or cells["seed"].nunique() < 2:
+        return
+    # Judging some twenty times takes a second, so only once and only for a drawing.
+    panel = functools.cache(lambda: robustness.panel(cells, margins, _rejudged(results)))
+    yield Figure(
+        "robustness",
+        "The verdicts when one choice behind them is made otherwise: the learning rates, a "
+        "margin, the rules of divergence, the "
+        f"{_n(cells['seed'].nunique(), 'seed')} without one of them. A conclusion to rely on keeps its verdict.",
+        lambda layout: plots.robustness(panel(), layout),
+    )
+
+
+_DRAWN = (
+    _lr_loss,
+    _curves,
+    _max_stable_lr,
+    _phase,
+    _necessity,
+    _steps_to_loss,
+    _diagnostics,
+    _early_warning,
+    _robustness,
+)
+
+
+def _lrs(results: Results) -> list[float]:
+    return sorted(results.cells["lr"].unique())
+
+
+def _reported(history: pd.DataFrame) -> int:
+    return int(history["cell"].nunique())
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 or noun.endswith('s') else 's'}"
 
 
 def _rejudged(results: Results) -> dict[str, Callable[[], pd.DataFrame]]:
@@ -209,90 +305,3 @@ def _rejudged(results: Results) -> dict[str, Callable[[], pd.DataFrame]]:
         for name, criterion in CRITERIA.items()
         if criterion.replace(name=study.criterion.name) != study.criterion
     }
-
-
-def loss_curve(cells: pd.DataFrame) -> pd.DataFrame:
-    """Final loss as a function of the learning rate, none above the loss at initialisation."""
-    finite = cells["loss"].where(np.isfinite(cells["loss"]))
-    lost = finite.isna() & cells["state"].isin(["diverged", "failed"])
-    clamped = finite.clip(upper=cells["loss_init"]).mask(lost, cells["loss_init"])
-    return estimators.by_lr(cells.assign(loss=clamped))
-
-
-def reference_losses(cells: pd.DataFrame) -> pd.DataFrame:
-    """The losses that the curves are read against: depth, name, value (median over cells)."""
-    names = {
-        "loss_init": "loss at init",
-        "unigram_entropy": "unigram entropy",
-        "loss_floor": "entropy floor",
-    }
-    medians = cells.groupby("depth")[list(names)].median().rename(columns=names).reset_index()
-    table = medians.melt(id_vars="depth", var_name="name", value_name="value")
-    return table[np.isfinite(table["value"])].reset_index(drop=True)
-
-
-def halfway_loss(cells: pd.DataFrame) -> float:
-    """Half of the way from the unigram entropy to the best final loss of a stable cell."""
-    stable = cells[cells["state"].eq("stable") & np.isfinite(cells["loss"])]
-    return float((cells["unigram_entropy"].median() + stable["loss"].min()) / 2)
-
-
-def _diagnostic_figures(cells: pd.DataFrame, history: pd.DataFrame) -> Iterator[Figure]:
-    """A figure for each diagnostic that the study recorded."""
-    for diagnostic in DIAGNOSTICS:
-        values = diagnostic_values(cells, history, diagnostic.key)
-        if values is None:
-            continue
-        curve = layer_curves(values)
-        yield Figure(
-            diagnostic.name,
-            diagnostic.caption,
-            lambda layout, d=diagnostic, v=values, c=curve: plots.metric(  # type: ignore[misc]
-                v, c, d.title, d.y_title, d.log, layout
-            ),
-        )
-
-
-def layer_curves(values: pd.DataFrame) -> pd.DataFrame:
-    """What `diagnostic_values` gives, as functions of the learning rate, layer by layer.
-
-    Returns:
-        DataFrame: as `analysis.estimators.by_lr`, with `layer` in place of `metric`.
-    """
-    layers = values["layer"].unique().tolist()
-    keys = ["cell", "lr", "depth", "qk_norm", "seed", "state"]
-    wide = values.pivot(index=keys, columns="layer", values="value").reset_index()
-    curve = estimators.by_lr(wide, layers).rename(columns={"metric": "layer"})
-    number = curve["layer"].where(curve["layer"] != ALL_LAYERS, "-1").astype(int)
-    return curve[curve["depth"] > number].reset_index(drop=True)
-
-
-def diagnostic_values(cells: pd.DataFrame, history: pd.DataFrame, key: str) -> pd.DataFrame | None:
-    """A diagnostic at each cell's last report, over all layers and layer by layer.
-
-    Returns:
-        One row a (cell, layer): the cell's axes and state, layer, value; None where the study
-        did not record it.
-    """
-    if key not in history.columns:
-        return None
-    prefix = f"{key}/layer_"
-    per_layer = sorted(
-        (name for name in history.columns if name.startswith(prefix)),
-        key=lambda name: int(name.removeprefix(prefix)),
-    )
-    last = estimators.with_last_report(cells, history, [key, *per_layer])
-    keep = ["cell", "lr", "depth", "qk_norm", "seed", "state"]
-    parts = [last[keep].assign(layer=ALL_LAYERS, value=last[key])]
-    for name in per_layer:
-        number = int(name.removeprefix(prefix))
-        inside = last[last["depth"] > number]
-        parts.append(inside[keep].assign(layer=str(number), value=inside[name]))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _no_gains() -> pd.DataFrame:
-    """What `estimators.paired_by_lr` would give without a pair of arms."""
-    columns = {"depth": "int64", "qk_norm": "str", "lr": "float64", "gain": "float64"}
-    columns["significant"] = "bool"
-    return pd.DataFrame(columns=list(columns)).astype(columns)

@@ -342,6 +342,12 @@ class Margins(Config):
         description="the lowest and highest LR that LR sensitivity averages over, such as "
         "[1e-3, 1], or null for the whole grid",
     )
+    target_loss: float | None = Field(
+        None,
+        gt=0,
+        description="the validation loss, in nats a token, whose time to reach is compared, or "
+        "null for half of the way from the unigram entropy to the best loss found",
+    )
 
     @model_validator(mode="after")
     def _range(self) -> Self:

@@ -13,6 +13,7 @@ from analysis.plots.robustness import robustness
 from analysis.plots.stabilisers import arm_changes, arm_curves, arm_phases, crossed
 from analysis.plots.steps import steps_to_loss
 from analysis.plots.theme import COLUMN, WIDE, Layout
+from analysis.plots.warning import early_warning
 
 __all__ = [
     "COLUMN",
@@ -22,6 +23,7 @@ __all__ = [
     "arm_curves",
     "arm_phases",
     "crossed",
+    "early_warning",
     "lr_loss",
     "lr_sensitivity",
     "max_stable_lr",

@@ -30,7 +30,7 @@ MOST_POINTS = 40_000
 
 
 def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
-    """Training curves, one panel a depth, one line a cell.
+    """Training curves, one panel a depth, one line a cell, marked where its verdict fell.
 
     The parameter `chosen` holds the names of cells to bring out; the page sets it from the
     other figures. Losses above 1.1 times the loss at initialisation are drawn there.
@@ -51,7 +51,7 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
     ceiling = 1.1 * max(cells["loss_init"][np.isfinite(cells["loss_init"])], default=10.0)
     over = int((reports["val/loss"] > ceiling).sum())
     lines = reports.assign(loss=reports["val/loss"].where(finite).clip(upper=ceiling))
-    ends = lines[finite].drop_duplicates("cell", keep="last")
+    ends = _verdicts(cells, lines)
     states = cells.set_index("cell")["state"]
     labels = state_labels(ends["cell"].map(states))
     ends = ends.assign(state=ends["cell"].map(states))
@@ -106,7 +106,7 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         )
     figure = panels(charts, layout)
     figure.params = [alt.VariableParameter(name="chosen", value=[])]
-    notes = [f"{len(ends)} of {len(cells)} cells; a mark ends each curve where its verdict fell"]
+    notes = [f"{len(ends)} of {len(cells)} cells; the mark on a curve is where its verdict fell"]
     if thinned:
         notes.append(f"thinned: {len(kept)} of {len(lines)} reports drawn, first and last kept")
     if lost := int((~finite).sum()):
@@ -118,6 +118,21 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         "ends": ends[["cell", "depth", "arm", "step", "loss", "state", "state_label"]],
     }
     return styled(figure, layout, tables, "Training curves", notes)
+
+
+def _verdicts(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
+    """Where on its line each cell's verdict fell: a divergence at its step, all else at the end.
+
+    A divergence found afterwards, in a run that was not stopped, lies before the end of the line.
+    """
+    known = lines[lines["loss"].notna()].merge(
+        cells[["cell", "state", "step"]], on="cell", suffixes=("", "_verdict")
+    )
+    diverged = known["state"] == "diverged"
+    before = known[~diverged | (known["step"] <= known["step_verdict"])]
+    ends = before.drop_duplicates("cell", keep="last")
+    at = ends["step_verdict"].where(ends["state"] == "diverged", ends["step"])
+    return ends.assign(step=at.astype("int64")).drop(columns=["state", "step_verdict"])
 
 
 def _if(test: str, then: float, otherwise: float) -> alt.StrokeOpacityValue:

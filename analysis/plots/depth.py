@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.plots.theme import (
+    BREAK_AT_GAPS,
     GREY,
     NUMBER_LABEL,
     WIDE,
@@ -95,7 +96,8 @@ def necessity(
         by_seed: as `analysis.estimators.necessity_by_seed`.
         thresholds: as `analysis.estimators.necessity_threshold`.
         lrs: the learning rates that were tried.
-        trend: depth, qk_norm, value of a line fitted to the thresholds, drawn through them.
+        trend: depth, qk_norm, value of a line fitted to the thresholds, with low and high, the
+            ends of its slope's interval; drawn through the thresholds.
         trend_note: what to say of it.
     """
     lowest = by_seed["low"].where(by_seed["low"] > 0)
@@ -216,10 +218,15 @@ def _panel(
     layers = []
     if trend is not None:
         tables["trend"] = trend.assign(arm=trend["qk_norm"].map(arm_name), x=trend["depth"])
-        line = alt.Chart(alt.NamedData("trend")).mark_line(
-            strokeWidth=layout.stroke, strokeDash=[5, 3]
-        )
-        layers.append(line.encode(x=x, y=y("value"), color=colour))
+        fitted = alt.Chart(alt.NamedData("trend")).encode(x=x, color=colour)
+        layers += [
+            fitted.mark_area(fillOpacity=0.12, clip=True, invalid=BREAK_AT_GAPS).encode(
+                y=y("low"), y2=alt.Y2("high:Q")
+            ),
+            fitted.mark_line(strokeWidth=layout.stroke, strokeDash=[5, 3], clip=True).encode(
+                y=y("value")
+            ),
+        ]
     for name, weight, filled in (("seeds", 1.0, False), ("means", 2.2, True)):
         base = alt.Chart(alt.NamedData(name)).encode(x=x, color=colour)
         layers.append(

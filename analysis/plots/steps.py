@@ -28,7 +28,11 @@ _REACHED, _NEVER = "circle", "triangle-up"
 
 
 def steps_to_loss(
-    times: pd.DataFrame, medians: pd.DataFrame, target: float, layout: Layout = WIDE
+    times: pd.DataFrame,
+    medians: pd.DataFrame,
+    target: float,
+    origin: str,
+    layout: Layout = WIDE,
 ) -> Any:
     """Steps until the validation loss is at `target`, one panel a depth, one mark a cell.
 
@@ -37,6 +41,7 @@ def steps_to_loss(
             did not get there within `step` steps, and an arrow stands at that step.
         medians: as `analysis.estimators.median_steps`.
         target: the loss, nats a token.
+        origin: who set the target, in words.
     """
     arms, depths = arm_order(times["qk_norm"]), sorted(times["depth"].unique())
     lrs = sorted(times["lr"].unique())
@@ -83,6 +88,7 @@ def steps_to_loss(
         width = layout.panel_width(len(depths))
         charts.append(sized(chart, width, layout.panel_height * 0.8, f"depth {depth}"))
     notes = [
+        f"to {target:.2f} nats/token, {origin}",
         f"{len(times)} cells; line: Kaplan-Meier median over seeds",
         "no line where half of the seeds or more never get there",
     ]
