@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import page
+from analysis.answer import answer
 from analysis.convert import replace_file
 from analysis.figures import figures
 from analysis.plots.theme import COLUMN, WIDE, arm_colours, arm_order
-from analysis.summary import answer, edge_text, interval_text, json_safe, lr_text, summarise
+from analysis.summary import edge_text, interval_text, json_safe, lr_text, summarise
 from tune_study.config import ConfigError
 
 if TYPE_CHECKING:

@@ -204,6 +204,7 @@ def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure
     if not len(history) or not np.isfinite(target):
         return
     times = estimators.steps_to_threshold(cells, history, target)
+    times = times.merge(cells[[*estimators.AXIS_KEYS, "cell"]], on=estimators.AXIS_KEYS)
     medians = estimators.median_steps(times)
     origin = (
         "no target declared: half of the way from the unigram entropy to the best loss found"
@@ -244,9 +245,9 @@ def _early_warning(results: Results, summary: dict[str, Any]) -> Iterator[Figure
             "How many steps before the loss each signal announced a failure, one mark for each of "
             f"the {_n(warned['cell'].nunique(), 'cell')} that failed or diverged: right of 0 the "
             "signal came first. A signal warns at the first report where it is more extreme than "
-            "in any stable cell at or above its arm's best learning rate; the loss leaves its course "
-            "where it rises above theirs for good. So no stable cell warns, and leads are known to "
-            "one report.",
+            "in any stable cell at or above its arm's best learning rate; the loss leaves its "
+            "course where it rises above theirs for good. So no stable cell warns, and leads are "
+            "known to one report.",
             lambda layout: plots.early_warning(warned, counts, layout),
         )
 
@@ -261,7 +262,8 @@ def _robustness(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
         "robustness",
         "The verdicts when one choice behind them is made otherwise: the learning rates, a "
         "margin, the rules of divergence, the "
-        f"{_n(cells['seed'].nunique(), 'seed')} without one of them. A conclusion to rely on keeps its verdict.",
+        f"{_n(cells['seed'].nunique(), 'seed')} without one of them. A conclusion to rely on "
+        "keeps its verdict.",
         lambda layout: plots.robustness(panel(), layout),
     )
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import jinja2
 import vl_convert
 
-from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_colours, arm_name
+from analysis import early_warning
+from analysis.answer import answer
+from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_colours, arm_name, short_name
 from analysis.summary import (
-    answer,
     best_lr_text,
     edge_text,
     interval_text,
@@ -69,6 +71,10 @@ def render(
             colours=arm_colours(results.cells["qk_norm"]),
             config=results.study.model_dump(mode="json"),
             leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
+            divergence=summary["divergence"],
+            spike=early_warning.SPIKE,
+            spikes=sum(row["spikes"] for row in summary["divergence"]["spikes"] or ()),
+            recovered=sum(row["recovered"] for row in summary["divergence"]["spikes"] or ()),
         )
     )
 
@@ -174,6 +180,27 @@ def _arm_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+def _tally(verdict: dict[str, Any]) -> str:
+    """How many parts hold, and the one that decides, with its numbers."""
+    keys = ("effect", "low", "high", "unit", "n")
+    deciding = next(p for p in verdict["parts"] if all(p[k] == verdict[k] for k in keys))
+    held = sum(part["verdict"] == "supported" for part in verdict["parts"])
+    where = "" if deciding["depth"] is None else f" at depth {deciding['depth']}"
+    effect = "unknown" if verdict["effect"] is None else f"{verdict['effect']:.2g}"
+    factor, unit = ("×", "") if verdict["unit"] == "x" else ("", f" {verdict['unit']}")
+    numbers = f"{factor}{effect} {interval_text(verdict['low'], verdict['high'], '.2g')}".strip()
+    text = (
+        f"{held} of {len(verdict['parts'])} parts hold; it hangs on: {deciding['name']}{where}, "
+        f"{numbers}{unit}, {verdict['n']} of {verdict['n_asked']} seeds"
+    )
+    return re.sub(r"(?<=[ \[])-(?=\d)", "−", text)
+
+
+def _lr_span(row: dict[str, Any]) -> str:
+    low, high = lr_text(row["lr_low"]), lr_text(row["lr_high"])
+    return low if low == high else f"{low} to {high}"
+
+
 def environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis", "templates"),
@@ -183,6 +210,9 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["arm_name"] = arm_name
+    environment.filters["short_name"] = short_name
+    environment.filters["tally"] = _tally
+    environment.filters["lr_span"] = _lr_span
     environment.filters["fixed"] = lambda value: "–" if value is None else f"{value:.3g}"
     environment.filters["interval"] = lambda part: interval_text(part["low"], part["high"], ".3g")
     return environment

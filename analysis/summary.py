@@ -7,21 +7,19 @@ reason beside it. `summary_schema.json` describes every field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import estimators, hypotheses
-from analysis.plots.theme import short_name
+from analysis import endings, estimators, hypotheses
 from analysis.tables import STATES
 from tune_study.config import ConfigError, Margins
 
 if TYPE_CHECKING:  # analysis.load imports Ray, which plain numbers do not need
     from analysis.load import Results
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 UNKNOWN = "unknown"
 
 
@@ -46,6 +44,7 @@ def summarise(results: Results) -> dict[str, Any]:
         "unigram_entropy": number(results.manifest.get("unigram_entropy")),
         "loss_floor": number(results.manifest.get("loss_floor")),
         "leak_alarm": bool(leaks(cells).any()),
+        "divergence": endings.summarise(results),
         "damage": list(results.damage),
         "versions": dict(results.versions),
     }
@@ -99,76 +98,6 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, float | np.floating):
         return number(float(value))
     return None if value is None or value is pd.NA else str(value)
-
-
-# ----------------------------------------------------------------- in sentences
-
-
-def answer(summary: dict[str, Any]) -> list[str]:
-    """The answer in a few sentences with their numbers, written from the summary alone."""
-    arms: dict[str, list[dict[str, Any]]] = {}
-    for arm in summary["arms"]:
-        arms.setdefault(arm["qk_norm"], []).append(arm)
-    off = arms.pop(estimators.OFF, [])
-    sentences = []
-    for name, on in arms.items():
-        paired = [(arm, next((o for o in off if o["depth"] == arm["depth"]), None)) for arm in on]
-        for quantity, words in (
-            (_edge_with_interval, "the maximum stable learning rate"),
-            (_sensitivity, "LR sensitivity (nats a token)"),
-        ):
-            changes = [_change(quantity, without, arm) for arm, without in paired]
-            sentences.append(f"QK-norm ({short_name(name)}) takes {words} {_listed(changes)}.")
-        needed = [
-            f"{_threshold(row)} at depth {row['depth']}"
-            for row in summary["necessity"]
-            if row["qk_norm"] == name
-        ]
-        if needed:
-            sentences.append(f"It is needed {_listed(needed)}.")
-    if off and not arms:
-        edges = [f"{_edge_with_interval(arm)} at depth {arm['depth']}" for arm in off]
-        sentences.append(f"Without QK-norm the maximum stable learning rate is {_listed(edges)}.")
-    return sentences
-
-
-def _change(
-    quantity: Callable[[dict[str, Any]], str], off: dict[str, Any] | None, on: dict[str, Any]
-) -> str:
-    """'from 0.0562 to 0.562 at depth 2', as far as it is known."""
-    before, after = "" if off is None else quantity(off), quantity(on)
-    if after == UNKNOWN and before in (UNKNOWN, ""):
-        return f"to an unknown value at depth {on['depth']}"
-    return f"{f'from {before} ' if before else ''}to {after} at depth {on['depth']}"
-
-
-def _listed(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
-
-
-def _edge_with_interval(arm: dict[str, Any]) -> str:
-    edge = arm["max_stable_lr"]
-    interval = interval_text(edge["low"], edge["high"], ".2g")
-    return f"{edge_text(edge)} {interval}".strip() + ("" if edge["monotone"] else " (not monotone)")
-
-
-def _sensitivity(arm: dict[str, Any]) -> str:
-    value = arm["lr_sensitivity"]
-    if value["value"] is None:
-        return UNKNOWN
-    return f"{value['value']:.2f} {interval_text(value['low'], value['high'])}".strip()
-
-
-def _threshold(row: dict[str, Any]) -> str:
-    value = number(row["value"])
-    if row["censored"] == "below":
-        return f"at every learning rate tried, from {lr_text(value)} up,"
-    if value is None:
-        tested = number(row["tested_to"])
-        return "nowhere" + (
-            f" up to {lr_text(tested)}" if tested is not None else " that could be tested"
-        )
-    return f"from {lr_text(value)} up"
 
 
 # ------------------------------------------------------------ numbers for reading

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from analysis.load import Results
-from analysis.summary import best_lr_text, edge_text, interval_text, summarise
+from typing import Any
+
+from analysis.summary import best_lr_text, edge_text, interval_text
 
 
-def lines(results: Results) -> list[str]:
-    """Counts, one line an arm, and the verdicts; damage and alarms last."""
-    summary = summarise(results)
+def lines(summary: dict[str, Any]) -> list[str]:
+    """Counts, one line an arm, and the verdicts; damage and alarms last.
+
+    Args:
+        summary: as `analysis.summary.summarise`.
+    """
     cells = summary["cells"]
     states = ", ".join(
         f"{cells[state]} {state}"

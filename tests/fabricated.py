@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -158,11 +159,12 @@ def history(cells: pd.DataFrame) -> pd.DataFrame:
         share = np.exp(-steps / 60)
         with np.errstate(invalid="ignore"):  # some tests end cells at infinity
             loss = cell.loss + (cell.loss_init - cell.loss) * share
-        layers = {}
+        layers: dict[str, Any] = {}
         for layer in range(cell.depth):
             layers[f"attn/entropy/layer_{layer}"] = cell.attn_entropy + 0.1 * layer + share
             layers[f"attn/max_logit/layer_{layer}"] = cell.max_logit * (1 - share) / (layer + 1)
             layers[f"act/kurtosis/layer_{layer}"] = cell.kurtosis + share * layer
+            layers[f"attn/sink/layer_{layer}"] = np.clip(cell.kurtosis / 10 - share, 0, 1)
         parts.append(
             pd.DataFrame(
                 {
@@ -177,10 +179,19 @@ def history(cells: pd.DataFrame) -> pd.DataFrame:
                     "train/loss": loss * 0.98,
                     "grad/norm": cell.grad_norm * (1 + share),
                     "attn/entropy": cell.attn_entropy + share,
+                    "attn/entropy_normalised": (cell.attn_entropy + share) / math.log(32),
+                    "attn/sink": np.clip(cell.kurtosis / 10 - share, 0, 1),
                     "attn/max_logit": cell.max_logit * (1 - share),
                     "act/kurtosis": cell.kurtosis + share,
+                    "train/losses": [_between(a, b) for a, b in pairwise([cell.loss_init, *loss])],
                     **layers,
                 }
             )
         )
     return pd.concat(parts, ignore_index=True)
+
+
+def _between(before: float, after: float) -> np.ndarray:
+    """The training losses of the 20 steps between two reports."""
+    with np.errstate(invalid="ignore"):
+        return np.linspace(before, after, 20, dtype=np.float32)

@@ -176,12 +176,19 @@ def test_the_arm_keeps_its_colour_in_every_figure(specs: dict[str, dict[str, Any
                 assert scale.items() <= expected.items(), name
 
 
-def test_a_selection_listens_in_every_panel(specs: dict[str, dict[str, Any]]) -> None:
-    for name in ("lr_loss", "max_logit"):
-        (pick,) = [param for param in specs[name]["params"] if param["name"] == "pick"]
-        named = {layer["name"] for layer in spec_layers(specs[name]) if "name" in layer}
-        assert set(pick["views"]) == named
-        assert len(named) == 3
+def test_cells_can_be_chosen_in_every_figure_that_shows_them(
+    specs: dict[str, dict[str, Any]],
+) -> None:
+    """Every layer whose marks carry a cell fades the cells that are not chosen."""
+    choosable = set()
+    for name, spec in specs.items():
+        with_cells = {key for key, rows in spec["datasets"].items() if rows and "cell" in rows[0]}
+        for layer in spec_layers(spec):
+            if layer["data"]["name"] in with_cells:
+                choosable.add(name)
+                assert "chosen" in layer["encoding"]["strokeOpacity"]["condition"]["test"], name
+        assert (name in choosable) == ("chosen" in {p["name"] for p in spec.get("params", [])})
+    assert {"lr_loss", "curves", "steps_to_loss", "max_logit", "early_warning"} <= choosable
 
 
 def test_unknown_arms_get_colours_of_their_own() -> None:

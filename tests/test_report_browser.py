@@ -139,7 +139,7 @@ def test_a_click_in_the_curves_of_loss_brings_out_the_training_curve(
       const seen = {};
       const walk = (node) => {
         if (node.marktype === "line") {
-          for (const item of node.items) if (item.datum.cell) seen[item.datum.cell] = item.opacity;
+          for (const { datum, strokeOpacity } of node.items) seen[datum.cell] = strokeOpacity;
         } else for (const child of node.items ?? []) walk(child);
       };
       walk(views.curves.scenegraph().root);

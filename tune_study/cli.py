@@ -138,7 +138,9 @@ def sweep(
 @app.command()
 def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
     """Print how far a study is, running or not, and what it shows so far."""
-    _print_summary(_load(runs, study))
+    from analysis.summary import summarise
+
+    _print_summary(summarise(_load(runs, study)))
 
 
 @app.command()
@@ -244,16 +246,15 @@ def _report(folder: StudyFolder, study: Study, out: Path) -> None:
     from analysis import load
     from analysis.report import write
 
-    results = load(folder.path, study=study)
-    index = write(results, out)
-    _print_summary(results)
+    index = write(load(folder.path, study=study), out)
+    _print_summary(json.loads(index.with_name("summary.json").read_text(encoding="utf-8")))
     print(f"Report: {index}")
 
 
-def _print_summary(results: Results) -> None:
+def _print_summary(summary: dict[str, Any]) -> None:
     from analysis.text import lines
 
-    for line in lines(results):
+    for line in lines(summary):
         print(line)
 
 

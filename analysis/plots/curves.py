@@ -15,6 +15,8 @@ from analysis.plots.theme import (
     arm_colour,
     arm_name,
     arm_order,
+    brought_out,
+    choosable,
     last_row,
     layered,
     linear_ticks,
@@ -32,8 +34,7 @@ MOST_POINTS = 40_000
 def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
     """Training curves, one panel a depth, one line a cell, marked where its verdict fell.
 
-    The parameter `chosen` holds the names of cells to bring out; the page sets it from the
-    other figures. Losses above 1.1 times the loss at initialisation are drawn there.
+    Losses above 1.1 times the loss at initialisation are drawn there.
 
     Args:
         cells: as `analysis.tables.CELL_COLUMNS`.
@@ -60,7 +61,6 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
     kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
     low = min([0.0, *lines["loss"].dropna()])
     colour, shape = arm_colour(arms), state_shape(labels)
-    chosen = "!length(chosen) || indexof(chosen, datum.cell) >= 0"
     charts = []
     for i, depth in enumerate(depths):
         x = alt.X(
@@ -86,14 +86,14 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
             y=y,
             color=colour,
             detail=alt.Detail("cell:N"),
-            strokeOpacity=_if(chosen, 0.55, 0.04),
+            strokeOpacity=brought_out(0.55, 0.04),
         )
         end = end.mark_point(size=layout.point * 0.7, strokeWidth=layout.stroke * 0.8).encode(
             x=x,
             y=y,
             color=colour,
             shape=shape,
-            strokeOpacity=_if(chosen, 0.9, 0.06),
+            strokeOpacity=brought_out(0.9, 0.06),
             tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state:N"), alt.Tooltip("step:Q")],
         )
         charts.append(
@@ -104,8 +104,7 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
                 f"depth {depth}",
             )
         )
-    figure = panels(charts, layout)
-    figure.params = [alt.VariableParameter(name="chosen", value=[])]
+    figure = choosable(panels(charts, layout))
     notes = [f"{len(ends)} of {len(cells)} cells; the mark on a curve is where its verdict fell"]
     if thinned:
         notes.append(f"thinned: {len(kept)} of {len(lines)} reports drawn, first and last kept")
@@ -133,10 +132,6 @@ def _verdicts(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
     ends = before.drop_duplicates("cell", keep="last")
     at = ends["step_verdict"].where(ends["state"] == "diverged", ends["step"])
     return ends.assign(step=at.astype("int64")).drop(columns=["state", "step_verdict"])
-
-
-def _if(test: str, then: float, otherwise: float) -> alt.StrokeOpacityValue:
-    return alt.StrokeOpacityValue(otherwise, condition={"test": test, "value": then})
 
 
 def _thin(lines: pd.DataFrame) -> tuple[pd.DataFrame, bool]:

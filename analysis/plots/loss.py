@@ -21,16 +21,16 @@ from analysis.plots.theme import (
     Layout,
     arm_colour,
     arm_order,
+    brought_out,
     by_arm,
     cell_tooltip,
+    choosable,
     dodged,
     last_row,
     layered,
     linear_ticks,
     log_x,
     panels,
-    picked,
-    selectable,
     sized,
     state_labels,
     state_shape,
@@ -110,7 +110,7 @@ def lr_loss(
         "rules": rules,
     }
     title = "Final loss against learning rate"
-    chart = selectable(chart, [f"cells_{i}" for i in range(len(depths))])
+    chart = choosable(chart)
     notes = [*_notes(cells), *_at_the_edge(arms_summary), *lost]
     return styled(chart, layout, tables, title, notes)
 
@@ -228,7 +228,7 @@ class _Panel:
                 y=y("y"),
                 color=self.colour,
                 shape=self.shape,
-                strokeOpacity=picked(0.9, 0.2),
+                strokeOpacity=brought_out(0.9, 0.2),
                 tooltip=cell_tooltip(),
             ),
         ]

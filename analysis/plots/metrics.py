@@ -15,14 +15,14 @@ from analysis.plots.theme import (
     Layout,
     arm_colour,
     arm_order,
+    brought_out,
+    choosable,
     decades,
     dodged,
     last_row,
     layered,
     log_x,
     panels,
-    picked,
-    selectable,
     sized,
     state_labels,
     state_shape,
@@ -105,7 +105,7 @@ def metric(
                 y=y("y"),
                 color=colour,
                 shape=shape,
-                strokeOpacity=picked(0.9, 0.2),
+                strokeOpacity=brought_out(0.9, 0.2),
                 tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("state_label:N"), alt.Tooltip("y:Q")],
             ),
         )
@@ -117,7 +117,7 @@ def metric(
                 f"depth {depth}",
             )
         )
-    figure = selectable(panels(charts, layout), [f"values_{i}" for i in range(len(depths))])
+    figure = choosable(panels(charts, layout))
     figure.params = [*figure.params, layer]
     return styled(figure, layout, tables, title, _notes(values, finite, layers[0], log))
 

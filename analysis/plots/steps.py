@@ -14,6 +14,8 @@ from analysis.plots.theme import (
     Layout,
     arm_colour,
     arm_order,
+    brought_out,
+    choosable,
     dodged,
     last_row,
     layered,
@@ -37,8 +39,9 @@ def steps_to_loss(
     """Steps until the validation loss is at `target`, one panel a depth, one mark a cell.
 
     Args:
-        times: as `analysis.estimators.steps_to_threshold`; where `reached` is False the cell
-            did not get there within `step` steps, and an arrow stands at that step.
+        times: as `analysis.estimators.steps_to_threshold`, with each cell's name in `cell`;
+            where `reached` is False the cell did not get there within `step` steps, and an
+            arrow stands at that step.
         medians: as `analysis.estimators.median_steps`.
         target: the loss, nats a token.
         origin: who set the target, in words.
@@ -53,7 +56,7 @@ def steps_to_loss(
     top = float(times["step"].max()) or 1.0
     tables = {
         "times": dodged(times.assign(outcome=times["reached"].map(names)), arms, lrs)[
-            ["depth", "seed", "arm", "outcome", "x", "step"]
+            ["cell", "depth", "seed", "arm", "outcome", "x", "step"]
         ],
         "medians": dodged(
             medians.assign(step=medians["step"].where(np.isfinite(medians["step"]))), arms, lrs
@@ -82,7 +85,12 @@ def steps_to_loss(
                 x=x, y=y, color=colour
             ),
             points.mark_point(size=layout.point, strokeWidth=layout.stroke).encode(
-                x=x, y=y, color=colour, shape=shape
+                x=x,
+                y=y,
+                color=colour,
+                shape=shape,
+                strokeOpacity=brought_out(1, 0.2),
+                tooltip=[alt.Tooltip("cell:N"), alt.Tooltip("outcome:N"), alt.Tooltip("step:Q")],
             ),
         )
         width = layout.panel_width(len(depths))
@@ -92,4 +100,4 @@ def steps_to_loss(
         f"{len(times)} cells; line: Kaplan-Meier median over seeds",
         "no line where half of the seeds or more never get there",
     ]
-    return styled(panels(charts, layout), layout, tables, "Steps to a loss", notes)
+    return styled(choosable(panels(charts, layout)), layout, tables, "Steps to a loss", notes)

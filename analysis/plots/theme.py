@@ -374,26 +374,23 @@ def _config(layout: Layout) -> dict[str, Any]:
     }
 
 
-def selectable(chart: Any, views: Sequence[str]) -> Any:
-    """`chart` with one selection of cells, `pick`, by a click in any of the named views.
+def choosable(chart: Any) -> Any:
+    """`chart` with a parameter `chosen`: the names of the cells to bring out, none for all.
 
-    A view's name ends in its panel's position: Altair rewrites other numbers to that.
+    The page sets it in every figure at once when a mark with a `cell`, or a row of the table,
+    is clicked.
     """
-    chart.params = [
-        alt.TopLevelSelectionParameter(
-            name="pick",
-            select=alt.PointSelectionConfig(type="point", fields=["cell"], toggle="true"),
-            views=list(views),
-        )
-    ]
+    chart.params = [alt.VariableParameter(name="chosen", value=[])]
     return chart
 
 
-def picked(chosen: float, other: float) -> alt.StrokeOpacityValue:
-    """Opacity of strokes by the selection `pick`; all are chosen while it is empty.
+def brought_out(chosen: float, other: float) -> alt.StrokeOpacityValue:
+    """Opacity of a cell's strokes, by whether it is `chosen`.
 
     Of strokes, not of whole marks: a converter composes every half-transparent mark as a
     picture of its own, which makes a PNG five times slower and a PDF four times larger.
     """
-    condition = {"param": "pick", "empty": True, "value": chosen}
-    return alt.StrokeOpacityValue(other, condition=condition)
+    return alt.StrokeOpacityValue(other, condition={"test": _CHOSEN, "value": chosen})
+
+
+_CHOSEN = "!length(chosen) || indexof(chosen, datum.cell) >= 0"

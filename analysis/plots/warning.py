@@ -15,11 +15,11 @@ from analysis.plots.theme import (
     arm_colour,
     arm_name,
     arm_order,
+    brought_out,
+    choosable,
     layered,
     linear_ticks,
     panels,
-    picked,
-    selectable,
     short_name,
     sized,
     state_labels,
@@ -101,7 +101,7 @@ def early_warning(warned: pd.DataFrame, summary: pd.DataFrame, layout: Layout = 
                 y=y,
                 color=colour,
                 shape=shape,
-                strokeOpacity=picked(0.85, 0.15),
+                strokeOpacity=brought_out(0.85, 0.15),
                 tooltip=[
                     alt.Tooltip(f"{field}:{kind}")
                     for field, kind in (
@@ -115,7 +115,7 @@ def early_warning(warned: pd.DataFrame, summary: pd.DataFrame, layout: Layout = 
         )
         height = len(signals) * layout.font * _ROW
         charts.append(sized(chart, width, height, arm_name(arm)))
-    figure = selectable(panels(charts, layout, columns), [f"marks_{i}" for i in range(len(arms))])
+    figure = choosable(panels(charts, layout, columns))
     tables = {
         "marks": marks[
             ["cell", "qk_norm", "arm", "signal", "step", "lead", "state", "state_label", "x", "y"]

@@ -39,9 +39,10 @@ async function draw(name) {
   // Figures are laid out for a paper's column; here they grow with the page.
   const svg = element.querySelector("svg.marks");
   svg.style.width = `${Math.min(100, (100 * svg.width.baseVal.value) / data.widths[layoutName()])}%`;
-  if ("pick" in (view.getState().signals ?? {})) {
-    view.addSignalListener("pick", (_, value) => pick(value.cell ?? [], name));
-  }
+  view.addEventListener("click", (event, item) => {
+    const cell = item?.datum?.cell;
+    if (cell) pick(event.shiftKey ? toggled(cell) : picked.length === 1 && picked[0] === cell ? [] : [cell]);
+  });
 }
 
 let drawing = 0;
@@ -57,7 +58,8 @@ async function drawAll() {
   document.body.dataset.drawn = "yes";
 }
 
-// One selection for the whole page: figures that show chosen cells have a parameter `chosen`.
+// One selection for the whole page: figures that show cells have a parameter `chosen`.
+const toggled = (cell) => picked.includes(cell) ? picked.filter((other) => other !== cell) : [...picked, cell];
 function pick(cells) {
   picked = cells;
   for (const view of Object.values(views)) {
@@ -66,6 +68,7 @@ function pick(cells) {
   dispatchEvent(new Event("picked"));
 }
 
+addEventListener("keydown", (event) => { if (event.key === "Escape") pick([]); });
 narrow.addEventListener("change", drawAll);
 dark.addEventListener("change", drawAll);
 

@@ -71,12 +71,26 @@ for (const name of columns) {
 table.onclick = (event) => {
   const row = event.target.closest("tbody tr");
   if (!row) return;
-  const name = row.dataset.cell;
-  pick(picked.includes(name) ? picked.filter((cell) => cell !== name) : [...picked, name]);
+  pick(toggled(row.dataset.cell));
 };
 filter.oninput = fillTable;
 more.onclick = () => { all = true; fillTable(); };
 addEventListener("beforeprint", () => { all = true; fillTable(); });
 
+// ---------------------------------------------------------------- what is chosen
+
+const bar = document.getElementById("chosen");
+function showChosen() {
+  bar.hidden = picked.length === 0;
+  const found = new Set(picked);
+  const first = cells.find((cell) => found.has(cell.cell));
+  if (!first) return;
+  const why = first.reason ? `, ${first.reason}` : "";
+  bar.querySelector("output").value = picked.length > 1 ? `${picked.length} cells chosen`
+    : `${first.cell}: ${first.state}${why}; step ${text(first.step)}, loss ${text(first.loss)}`;
+}
+bar.querySelector("button").onclick = () => pick([]);
+
 addEventListener("picked", markRows);
+addEventListener("picked", showChosen);
 fillTable();
