@@ -11,10 +11,8 @@ in `cells`, and what was wrong is in `damage`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,34 +20,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables import as_cells
-from tune_study import records
+from tune_study import histories, records
 from tune_study.config import Criterion, Study, TrialConfig
-from tune_study.divergence import Finish, Row, failed, normalised_loss
+from tune_study.divergence import Finish, failed, normalised_loss
+from tune_study.histories import LOSSES, NOTES, Histories, History
 from tune_study.identity import identity
 from tune_study.store import StudyFolder
 
 NAN = float("nan")
-
-NOT_METRICS = frozenset(
-    {
-        "cell",
-        "arm",
-        "identity",
-        "trial_id",
-        "training_iteration",
-        "timestamp",
-        "done",
-        "device",
-        "precision",
-        "threads",
-        "params",
-        "checkpoints_skipped",
-        "verdict/state",
-        "verdict/reason",
-        "verdict/step",
-    }
-)
-"""Keys of a row that are the same over a cell's history, or not about training."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +76,19 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
     replays = _replays(folder)
-    cells, history = [], History()
-    for config in study.cells():
-        name = identity(config, manifest["checksum"])
-        record = found.get(name, records.Record())
-        rows = record.history(config, damage)
-        cells.append(_cell(config, name, record, rows, study.criterion, manifest))
-        history.add(config, rows)
+    configs = list(study.cells())
+    names = [identity(config, manifest["checksum"]) for config in configs]
+    asked = [
+        (config, found.get(name, records.Record()))
+        for config, name in zip(configs, names, strict=True)
+    ]
+    parts = list(histories.read(asked, study.criterion))
+    ran = [cell for part in parts for cell in part.cells]
+    damage += [line for part in parts for line in part.damage]
+    cells = [
+        _cell(config, name, record, history, manifest)
+        for (config, record), name, history in zip(asked, names, ran, strict=True)
+    ]
     judge_finished(cells, study.criterion)
     for cell in cells:
         if replayed := replays.get(cell["cell"]):
@@ -114,7 +98,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
     return Results(
         study=study,
         cells=as_cells(cells),
-        history=history.frame(),
+        history=_history(configs, parts),
         manifest=manifest,
         damage=tuple(damage),
         running=folder.running(),
@@ -142,13 +126,11 @@ def _cell(
     config: TrialConfig,
     name: str,
     record: records.Record,
-    rows: list[Row],
-    criterion: Criterion,
+    history: History,
     manifest: dict[str, Any],
 ) -> dict[str, Any]:
     """One row of `cells`; finished cells are `stable` until they are compared."""
-    last = rows[-1] if rows else {}
-    verdict = records.ended(rows, config, criterion)
+    last, verdict = history.last, history.verdict
     at = last.get("step", 0)
     if verdict is not None:
         state, reason, step = verdict.state, verdict.reason, verdict.step
@@ -156,10 +138,9 @@ def _cell(
         state, reason, step = "errored", record.errors[-1], at
     else:
         state, step = "missing", at
-        reason = f"cut off at step {at} of {config.steps}" if rows else "not started"
-    peak = [row["attn/max_logit"] for row in rows]
+        reason = f"cut off at step {at} of {config.steps}" if last else "not started"
     seconds = last.get("time/train_s", NAN)
-    started, ended = _times(rows)
+    started, ended = _times(history)
     return {
         "cell": config.label,
         **{k: getattr(config, k) for k in ("lr", "depth", "qk_norm", "arm", "seed", "steps")},
@@ -175,13 +156,13 @@ def _cell(
         "bytes_per_token": manifest["bytes_per_token"],
         "attn_entropy": _number(last.get("attn/entropy")),
         "max_logit": _number(last.get("attn/max_logit")),
-        "max_logit_peak": max((p for p in peak if p is not None), default=NAN),
+        "max_logit_peak": history.max_logit,
         "kurtosis": _number(last.get("act/kurtosis")),
         "grad_norm": _number(last.get("grad/norm")),
-        "clipped_share": last["grad/clipped_steps"] / at if rows else NAN,
+        "clipped_share": last["grad/clipped_steps"] / at if last else NAN,
         "params": last.get("params", 0),
         "seconds": seconds,
-        "tokens_per_s": at * config.tokens_per_step / seconds if rows else NAN,
+        "tokens_per_s": at * config.tokens_per_step / seconds if last else NAN,
         "started": started,
         "ended": ended,
         "device": last.get("device", ""),
@@ -191,12 +172,13 @@ def _cell(
     }
 
 
-def _times(rows: list[Row]) -> tuple[float, float]:
+def _times(history: History) -> tuple[float, float]:
     """When a cell began and ended, to Tune's second; NaN where it was cut off and gone on with,
     or its rows carry no time."""
-    if not rows or rows[-1]["resumed_step"] or "timestamp" not in rows[0]:
+    first, last = history.first, history.last
+    if not last or last["resumed_step"] or "timestamp" not in first:
         return NAN, NAN
-    return rows[0]["timestamp"] - rows[0]["time/train_s"], float(rows[-1]["timestamp"])
+    return first["timestamp"] - first["time/train_s"], float(last["timestamp"])
 
 
 def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
@@ -214,54 +196,31 @@ def judge_finished(cells: list[dict[str, Any]], criterion: Criterion) -> None:
             cell["normalised_loss"] = normalised_loss(cell["loss"], best, entropy)
 
 
-class History:
-    """Collects the rows of many cells as matrices: a study may have a million of them."""
-
-    def __init__(self) -> None:
-        self._cells: list[tuple[TrialConfig, int]] = []
-        self._numbers: list[tuple[tuple[str, ...], np.ndarray]] = []
-        self._others: dict[str, list[Any]] = {key: [] for key in OTHER_METRICS}
-
-    def add(self, config: TrialConfig, rows: list[Row]) -> None:
-        """Adds the rows of one cell."""
-        self._cells.append((config, len(rows)))
-        if not rows:
-            return
-        # A version of the code may have added a metric since a cell began: its rows lack it.
-        shared = rows[0].keys() & rows[-1].keys()
-        keys = tuple(sorted(shared - NOT_METRICS - OTHER_METRICS.keys()))
-        # A None among the values becomes NaN; it is named in `nonfinite`.
-        matrix = np.array(list(map(itemgetter(*keys), rows)), dtype=np.float64)
-        self._numbers.append((keys, matrix))
-        for key, convert in OTHER_METRICS.items():
-            self._others[key] += [convert(row[key]) for row in rows]
-
-    def frame(self) -> pd.DataFrame:
-        """The history table; numbers that were not finite are NaN and named in `nonfinite`."""
-        counts = [count for _, count in self._cells]
-        data: dict[str, Any] = {
-            name: np.repeat(np.array([getattr(c, field) for c, _ in self._cells]), counts)
-            for name, field in KEY_FIELDS.items()
-        }
-        names = sorted({key for keys, _ in self._numbers for key in keys})
-        columns = {key: np.full(sum(counts), np.nan) for key in names}
-        start = 0
-        for keys, matrix in self._numbers:
-            for key, values in zip(keys, matrix.T, strict=True):
-                columns[key][start : start + len(matrix)] = values
-            start += len(matrix)
-        data["step"] = columns.pop("step", np.empty(0)).astype(np.int64)
-        return pd.DataFrame(data | columns | self._others, copy=False)
-
-
-OTHER_METRICS: dict[str, Callable[[Any], Any]] = {
-    "nonfinite": str,
-    "train/losses": partial(np.array, dtype=np.float32),
-}
-"""Metrics that are not one number, and how they are kept."""
-
-KEY_FIELDS = {"cell": "label"} | {k: k for k in ("lr", "depth", "qk_norm", "arm", "seed")}
-"""The first columns of the history, and the cell's settings they show."""
+def _history(configs: Sequence[TrialConfig], parts: Sequence[Histories]) -> pd.DataFrame:
+    """The `history` table of all cells. Takes the columns out of `parts`: both do not fit twice."""
+    counts = [cell.rows for part in parts for cell in part.cells]
+    cell = np.repeat(np.arange(len(configs)), counts)
+    data: dict[str, Any] = {
+        "cell": pd.array([c.label for c in configs], dtype="str").take(cell),
+        "lr": np.array([c.lr for c in configs])[cell],
+        "depth": np.array([c.depth for c in configs])[cell],
+        "qk_norm": pd.array([c.qk_norm for c in configs], dtype="str").take(cell),
+        "arm": pd.array([c.arm for c in configs], dtype="str").take(cell),
+        "seed": np.array([c.seed for c in configs])[cell],
+    }
+    names = {name for part in parts for name in part.numbers}
+    for name in ["step", *sorted(names - {"step"})]:
+        columns = [
+            part.numbers.pop(name)
+            if name in part.numbers
+            else np.full(sum(cell.rows for cell in part.cells), np.nan)
+            for part in parts
+        ]
+        data[name] = np.concatenate(columns) if columns else np.empty(0)
+    data["step"] = data["step"].astype(np.int64)
+    data[NOTES] = pd.array([note for part in parts for note in part.notes], dtype="str")
+    data[LOSSES] = [losses for part in parts for losses in part.step_losses()]
+    return pd.DataFrame(data, copy=False)
 
 
 def _number(value: float | None) -> float:

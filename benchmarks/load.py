@@ -17,10 +17,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from analysis import estimators, hypotheses
 from analysis.load import load
-from tune_study.config import Study, TrialConfig
+from tune_study.config import Study, TrialConfig, log_grid
 from tune_study.identity import identity
 from tune_study.records import report_steps
 from tune_study.store import StudyFolder
@@ -79,7 +82,7 @@ def large(scratch: Path, cells: int, reports: int) -> dict[str, float]:
 
 def write(runs: Path, cells: int, reports: int) -> Study:
     """A study of about `cells` cells with `reports` rows each, as a sweep leaves it."""
-    lrs = tuple(float(f"{10 ** (-3 + k / 4):.3g}") for k in range(13))
+    lrs = log_grid(1e-3, 1.0, 4)
     seeds = max(1, round(cells / (len(lrs) * 4)))
     study = Study(
         name="large",
@@ -93,6 +96,8 @@ def write(runs: Path, cells: int, reports: int) -> Study:
     )
     folder = StudyFolder(runs, study.name)
     folder.write(study, MANIFEST)
+    rng = np.random.default_rng(0)
+    measured = {depth: [_measured(depth, rng) for _ in range(50)] for depth in (2, 4)}
     for config in study.cells():
         trial = folder.experiments / "sweep-001" / config.label
         trial.mkdir(parents=True)
@@ -100,58 +105,58 @@ def write(runs: Path, cells: int, reports: int) -> Study:
         cell = {"label": config.label, "identity": name, **config.model_dump(mode="json")}
         (trial / "params.json").write_text(json.dumps({"cell": cell}))
         edge = 0.06 if config.qk_norm == "off" else 0.4
-        final = 4.8 if config.lr > edge else 0.9 + abs(config.seed % 7) / 100
+        final = (4.8 if config.lr > edge else 0.9) + rng.random() / 50
+        texts = measured[config.depth]
         with (trial / "result.json").open("w") as file:
-            for step in report_steps(config):
-                file.write(json.dumps(_row(config, name, step, final)) + "\n")
+            for k, step in enumerate(report_steps(config)):
+                row = json.dumps(_row(config, name, step, final))
+                file.write(f"{row[:-1]}, {texts[k % len(texts)]}}}\n")
     return study
 
 
-def _row(config: TrialConfig, name: str, step: int, final: float) -> dict:
+def _row(config: TrialConfig, name: str, step: int, final: float) -> dict[str, Any]:
+    """What differs from row to row, under the names and in the digits of a real one."""
     loss = final + 5.0 * 2.0 ** (-step / 200)
-    layers = {
-        f"{metric}/layer_{i}": 1.234567 + i
-        for i in range(config.depth)
-        for metric in ("attn/entropy", "attn/entropy_normalised", "attn/max_logit", "act/kurtosis")
-    }
     return {
         "cell": config.label,
         "identity": name,
+        "data/unigram_entropy": MANIFEST["unigram_entropy"],
         "params": 42_144,
         "device": "cpu (made up)",
         "precision": "fp32",
         "threads": 1,
         "step": step,
         "val/loss": loss,
-        "val/loss_init": 6.2,
+        "val/loss_init": 6.247819900512695,
         "val/loss_min": loss,
         "train/loss": loss + 0.01,
         "train/loss_last": loss,
         "train/loss_max": loss + 0.2,
         "train/loss_ema": loss,
         "train/loss_ema_min": loss,
-        "train/losses": [round(loss + k / 100, 5) for k in range(20)],
-        "grad/norm": 0.5,
-        "grad/norm_max": 0.9,
-        "grad/clipped_share": 0.0,
-        "grad/clipped_steps": 0,
-        **layers,
-        "attn/entropy": 1.2,
-        "attn/entropy_normalised": 0.5,
-        "attn/max_logit": 20.0,
-        "act/kurtosis": 4.0,
         "nonfinite_step": None,
+        "lr_now": config.lr * (1 - step / config.steps),
+        "time/train_s": step / 173,
         "nonfinite": "",
-        "lr_now": config.lr / 2,
-        "time/train_s": step / 100,
-        "time/tokens_per_s": 60_000.0,
         "resumed_step": 0,
         "checkpoints_skipped": [],
         "done": step == config.steps,
         "training_iteration": step // 20,
-        "trial_id": "x",
-        "timestamp": 0,
+        "trial_id": "54786_00072",
+        "timestamp": 1795961649,
     }
+
+
+def _measured(depth: int, rng: np.random.Generator) -> str:
+    """The metrics that take most of a row's bytes, as JSON without its braces."""
+    probed = ("attn/entropy", "attn/entropy_normalised", "attn/max_logit", "attn/sink")
+    names = [*probed, "act/kurtosis", "act/massive"]
+    row = {"train/losses": [float(f"{x:.6g}") for x in 1 + rng.random(20)]}
+    row |= {f"{name}/layer_{layer}": 3 * rng.random() for layer in range(depth) for name in names}
+    row |= {name: 3 * rng.random() for name in names}
+    grad = ("grad/norm", "grad/norm_max", "grad/clipped_share", "time/tokens_per_s")
+    row |= {name: rng.random() for name in grad} | {"grad/clipped_steps": 17}
+    return json.dumps(row)[1:-1]
 
 
 def against_ray(study: Path) -> dict[str, float]:

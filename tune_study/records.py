@@ -30,6 +30,14 @@ class Attempt:
     identity: str
     error: str
 
+    @property
+    def size(self) -> int:
+        """Bytes of result.json; 0 if the trial never reported."""
+        try:
+            return (self.folder / "result.json").stat().st_size
+        except FileNotFoundError:
+            return 0
+
     def rows(self, damage: list[str]) -> list[Row]:
         """The rows of result.json that are whole; a line in `damage` for each that is not."""
         rows: list[Row] = []
