@@ -46,9 +46,7 @@ class _InPieces(torch.autograd.Function):
     """Loss and gradients of all pieces in the forward pass; backward only scales them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x_NC: Tensor, head_VC: Tensor, targets_N: Tensor, rows: int
-    ) -> Tensor:
+    def forward(ctx: Any, x_NC: Tensor, head_VC: Tensor, targets_N: Tensor, rows: int) -> Tensor:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         n, exact = len(x_NC), torch.promote_types(x_NC.dtype, torch.float32)
         total = torch.zeros((), dtype=exact, device=x_NC.device)
