@@ -205,7 +205,9 @@ class TrialConfig(Components):
         if self.key_heads != self.heads:
             self._without_effect("qk_clip", why="kv_heads, whose keys belong to several heads")
         if self.parametrisation == "standard":
-            self._without_effect("mup_base_width", "mup_base_head_width", why="'standard'")
+            self._without_effect(
+                "mup_base_width", "mup_base_head_width", why="parametrisation 'standard'"
+            )
 
     def _without_effect(self, *fields: str, why: str) -> None:
         for field in fields:

@@ -52,7 +52,8 @@ class RMSNorm(nn.Module):
         add_gain(self, torch.ones(size), gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.gain, NORM_EPS)
+        # In float32, which is where PyTorch computes it too once x and gain differ in type.
+        return F.rms_norm(x.float(), x.shape[-1:], self.gain, NORM_EPS).to(x.dtype)
 
 
 NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
