@@ -209,3 +209,15 @@ def test_a_study_stored_before_components_existed_loads_and_goes_on(tmp_path):
     assert folder.study() == pilot
     with pytest.raises(ConfigError, match=r"base.z_loss was 0.0, is 0.0001"):
         folder.refuse_if_different(pilot.replace(base=pilot.base.replace(z_loss=1e-4)), checksum)
+
+
+def test_the_studies_of_stabilisers_name_their_arms():
+    assert search_spaces.get("stabilisers").arm_names() == (
+        *("off", "rmsnorm", "layernorm", "l2", "softcap50", "finalcap30", "zloss1e-4"),
+        *("sigmareparam", "normformer", "qkclip100"),
+    )
+    assert len(search_spaces.get("stabilisers")) == 13 * 10 * 3
+    assert search_spaces.get("interaction").arm_names() == (
+        *("off", "rmsnorm", "zloss1e-4", "rmsnorm+zloss1e-4"),
+        *("softcap50", "rmsnorm+softcap50"),
+    )
