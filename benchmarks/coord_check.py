@@ -4,7 +4,7 @@
 
 Trains a few steps at one learning rate, in the standard parametrisation and with muP, and measures
 how far each coordinate of attention logits, residual stream and output logits has moved since
-initialisation (Yang et al. 2022, 2203.03466, section D.1 and figure 5). Each quantity's exponent is the
+initialisation (Yang et al. 2022, 2203.03466, figure 5). Each quantity's exponent is the
 slope of log change against log width: well above 0 it grows with width, near 0 it does not.
 The base shape, at which both parametrisations are the same model, is width 32 with heads of 16;
 the number of heads stays 2, so that heads widen too.
