@@ -7,7 +7,14 @@ from typing import Any
 
 from analysis import estimators
 from analysis.plots.theme import short_name
-from analysis.summary import UNKNOWN, edge_text, interval_text, lr_text, number
+from analysis.summary import (
+    UNKNOWN,
+    arms_in_question,
+    edge_text,
+    interval_text,
+    lr_text,
+    number,
+)
 
 Row = dict[str, Any]
 
@@ -15,10 +22,10 @@ Row = dict[str, Any]
 def answer(summary: dict[str, Any]) -> list[str]:
     """Three sentences an arm: when it is needed, what it does to the stable range, to sensitivity.
 
-    What is censored, not monotone or unknown is said in place of the number.
+    In a study of many arms they are about QK-norm alone, which a last one says. What is censored, not monotone or unknown is said in place of the number.
     """
     arms: dict[str, list[Row]] = {}
-    for arm in summary["arms"]:
+    for arm in arms_in_question(summary):
         arms.setdefault(arm["qk_norm"], []).append(arm)
     off = {arm["depth"]: arm for arm in arms.pop(estimators.OFF, [])}
     sentences = []
@@ -41,7 +48,20 @@ def answer(summary: dict[str, Any]) -> list[str]:
     if off and not arms:
         edges = [f"{_edge(arm, True)} at depth {depth}" for depth, arm in off.items()]
         sentences.append(f"Without QK-norm the maximum stable learning rate is {_listed(edges)}.")
-    return sentences
+    return [*sentences, *scope(summary)]
+
+
+def scope(summary: dict[str, Any]) -> list[str]:
+    """What is said of which arms; nothing for a study of QK-norm alone."""
+    compared = summary["stabilisers"]
+    if compared is None or len(compared["verdicts_on"]) == len(compared["arms"]):
+        return []
+    about = " and ".join(compared["verdicts_on"])
+    return [
+        f"This study has {len(compared['arms'])} arms. What is said of QK-norm, the hypotheses and "
+        f"the figures against depth and over training compare {about} only; all arms are ranked "
+        f"against {compared['baseline']}."
+    ]
 
 
 # ------------------------------------------------------------------------- when

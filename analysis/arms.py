@@ -44,6 +44,11 @@ def by_arm(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(qk_norm=table["arm"])
 
 
+def results_by_arm(results: Results) -> Results:
+    """The results with `by_arm` of both tables."""
+    return replace(results, cells=by_arm(results.cells), history=by_arm(results.history))
+
+
 def names(cells: pd.DataFrame) -> list[str]:
     """The arms of a study, the baseline first, then in the order of the table."""
     present = list(dict.fromkeys(cells["arm"]))

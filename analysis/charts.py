@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.figures import Figure, figures
+from analysis.figure import Figure
+from analysis.figures import figures
 from analysis.load import Results
 from analysis.plots import WIDE, Layout
 from analysis.summary import summarise

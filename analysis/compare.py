@@ -107,7 +107,7 @@ def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, str]:
 
 def _rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a (depth, arm) that any study has, with each study's numbers as text."""
-    arms = [{(a["depth"], a["qk_norm"]): a for a in each["arms"]} for each in summaries]
+    arms = [{(a["depth"], a["arm"]): a for a in each["arms"]} for each in summaries]
     keys = {key for each in arms for key in each}
     order = arm_order(arm for _, arm in keys)
     rows = []

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
-from altair.utils.schemapi import debug_mode
 
-from analysis import early_warning, estimators, plots, robustness
+from analysis import early_warning, estimators, plots, robustness, stabiliser_report
+from analysis.arms import qk_norm_cells, qk_norm_part
+from analysis.figure import Figure
 from analysis.figure_data import (
     depth_trend,
     diagnostic_values,
@@ -23,37 +23,8 @@ from analysis.figure_data import (
     reference_losses,
 )
 from analysis.load import Results, load
-from analysis.summary import has_pairs
+from analysis.summary import arms_in_question, has_pairs, json_safe
 from tune_study.config import CRITERIA, Criterion
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure under its file name, with the caption that says what is drawn and how to read it."""
-
-    name: str
-    caption: str
-    draw: Callable[[plots.Layout], Any]
-
-    def spec(self, layout: plots.Layout) -> dict[str, Any]:
-        """The Vega-Lite specification; the tests, not every report, check it against the schema."""
-        with debug_mode(False):
-            return _specification(self.draw(layout))
-
-
-def _specification(chart: Any, **context: Any) -> dict[str, Any]:
-    """`chart.to_dict()`, composed of its parts' specifications.
-
-    Altair copies a chart deeply, with all its parts and tables, at every level of it.
-    """
-    whole: dict[str, Any] = {}
-    for kind, name in ((alt.ConcatChart, "concat"), (alt.LayerChart, "layer")):
-        if isinstance(chart, kind):
-            whole[name] = [_specification(part, top_level=False) for part in chart[name]]
-            chart[name] = []
-    if context.get("top_level", True):
-        whole["datasets"], chart.datasets = chart.datasets, alt.Undefined
-    return chart.to_dict(validate=False, context=context) | whole
 
 
 @dataclass(frozen=True)
@@ -111,11 +82,18 @@ DIAGNOSTICS = (
 def figures(results: Results, summary: dict[str, Any]) -> list[Figure]:
     """The figures of a report, in reading order; those for which the study has no data are absent.
 
+    In a study of many arms all but the last are about QK-norm: they are drawn from the baseline and
+    RMSNorm alone.
+
     Args:
         results: as `analysis.load.load` gives them.
         summary: as `analysis.summary.summarise` makes it of them.
     """
-    return [figure for draw in _DRAWN for figure in draw(results, summary)]
+    part, asked = qk_norm_part(results), summary | {"arms": arms_in_question(summary)}
+    drawn = [figure for draw in _DRAWN for figure in draw(part, asked)]
+    if summary["stabilisers"] is not None:
+        drawn += stabiliser_report.figures(results, json_safe(summary["stabilisers"]))
+    return drawn
 
 
 def _lr_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
@@ -300,7 +278,7 @@ def _rejudged(results: Results) -> dict[str, Callable[[], pd.DataFrame]]:
         return {}
 
     def cells_under(criterion: Criterion) -> pd.DataFrame:
-        return load(source, study, criterion).cells
+        return qk_norm_cells(load(source, study, criterion).cells)
 
     return {
         name: functools.partial(cells_under, criterion)

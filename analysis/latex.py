@@ -1,8 +1,8 @@
 """The report for a paper: tables and numbers that a LaTeX text reads in, so none goes stale.
 
-`tables/arms.tex` and `tables/verdicts.tex` need booktabs and nothing else, and fit one
-column of a two-column paper. `macros.tex` defines one command for every headline number;
-in a name a depth is spelt, as commands hold letters only:
+`tables/arms.tex`, `tables/verdicts.tex` and, for a study of many arms, `tables/stabilisers.tex`
+need booktabs and nothing else, and fit one column of a two-column paper. `macros.tex` defines
+one command for every headline number; in a name a depth is spelt, as commands hold letters only:
 
     The maximum stable rate rises from \\MaxStableLrOffDepthTwo{} to
     \\MaxStableLrRmsnormDepthTwo{}.
@@ -65,7 +65,7 @@ def macros(summary: dict[str, Any]) -> str:
     if summary["loss_floor"] is not None:
         define(f"{summary['loss_floor']:.2f}", "loss floor")
     for arm in summary["arms"]:
-        of = (arm["qk_norm"], "depth", arm["depth"])
+        of = (arm["arm"], "depth", arm["depth"])
         define(best_lr_text(arm), "best lr", *of)
         define(_fixed(arm["best_loss"], 3), "best loss", *of)
         define(_fixed(arm["lr_sensitivity"]["value"], 2), "lr sensitivity", *of)
@@ -82,7 +82,7 @@ def arms_table(summary: dict[str, Any]) -> str:
     rows = [
         (
             str(arm["depth"]),
-            short_name(arm["qk_norm"]),
+            short_name(arm["arm"]),
             f"{arm['n_stable']}/{arm['n_asked']}",
             _fixed(arm["best_loss"], 3),
             _fixed(arm["lr_sensitivity"]["value"], 2),
@@ -93,14 +93,14 @@ def arms_table(summary: dict[str, Any]) -> str:
     ]
     head = (
         "Depth",
-        "QK-norm",
+        "Arm",
         "Stable",
         "Loss",
         "LR sens.",
         "95 % interval",
         "Max. LR",
     )
-    return _table(head, rows, "rlrrrlr")
+    return table(head, rows, "rlrrrlr")
 
 
 def verdicts_table(summary: dict[str, Any]) -> str:
@@ -116,10 +116,11 @@ def verdicts_table(summary: dict[str, Any]) -> str:
         )
         for verdict in summary["verdicts"]
     ]
-    return _table(("", "Arm", "Verdict", "Effect", "95 % interval", "Seeds"), rows, "lllrrr")
+    return table(("", "Arm", "Verdict", "Effect", "95 % interval", "Seeds"), rows, "lllrrr")
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str) -> str:
+    """Rows of plain text as a booktabs table, small enough for one column of two."""
     body = [" & ".join(escape(text) for text in row) + r" \\" for row in (head, *rows)]
     lines = [
         # A column of a two-column paper is narrow; the group keeps the change to the table.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import vl_convert
 
-from analysis import early_warning
+from analysis import early_warning, stabiliser_report
 from analysis.answer import answer
-from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_colours, arm_name, short_name
+from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_name, colour_of, short_name
 from analysis.summary import (
     best_lr_text,
     edge_text,
@@ -28,11 +28,11 @@ from analysis.summary import (
 )
 
 if TYPE_CHECKING:
-    from analysis.figures import Figure
+    from analysis.figure import Figure
     from analysis.load import Results
 
 TABLE_COLUMNS = [
-    *("cell", "lr", "depth", "qk_norm", "seed", "state", "reason", "step"),
+    *("cell", "lr", "depth", "arm", "seed", "state", "reason", "step"),
     *("loss", "loss_init", "loss_best", "normalised_loss"),
     *("attn_entropy", "max_logit_peak", "kurtosis", "grad_norm", "clipped_share"),
     *("seconds", "device", "precision"),
@@ -64,11 +64,12 @@ def render(
             summary=summary,
             data=_script_json(data),
             vega=vega_bundle(),
-            figures=drawn,
+            figures=[figure for figure in drawn if figure.name not in stabiliser_report.FIGURES],
             answer=answer(summary),
             arms=_arm_rows(summary),
             several_arms=len({verdict["arm"] for verdict in summary["verdicts"]}) > 1,
-            colours=arm_colours(results.cells["qk_norm"]),
+            colours={arm: colour_of(arm) for arm in results.cells["arm"].unique()},
+            stabilisers=_stabilisers(summary["stabilisers"], drawn),
             config=results.study.model_dump(mode="json"),
             leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
             divergence=summary["divergence"],
@@ -150,6 +151,23 @@ def _script_json(value: Any) -> str:
     return text.replace("</", "<\\/").replace("<!--", "<\\u0021--")
 
 
+def _stabilisers(content: dict[str, Any] | None, drawn: list[Figure]) -> dict[str, Any] | None:
+    """What stabilisers.html shows; None for a study without further arms."""
+    if content is None:
+        return None
+    own = [figure for figure in drawn if figure.name in stabiliser_report.FIGURES]
+    return {
+        **content,
+        "findings": stabiliser_report.findings(content),
+        "heads": stabiliser_report.heads(),
+        "table": stabiliser_report.table(content),
+        "crossed": stabiliser_report.crossed_rows(content),
+        "several_depths": len({row["depth"] for row in content["ranking"]}) > 1,
+        "figures": own,
+        "first_figure": len(drawn) - len(own),
+    }
+
+
 def _arm_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The table of arms, as text."""
     rows = []
@@ -163,9 +181,9 @@ def _arm_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
             notes.append("a stable cell lies above an unstable one")
         rows.append(
             {
-                "arm": arm["qk_norm"],
+                "arm": arm["arm"],
                 "depth": arm["depth"],
-                "name": arm_name(arm["qk_norm"]),
+                "name": arm_name(arm["arm"]),
                 "best_lr": best_lr_text(arm),
                 "best_loss": "–" if arm["best_loss"] is None else f"{arm['best_loss']:.3f}",
                 "sensitivity": "unknown" if value is None else f"{value:.2f}",

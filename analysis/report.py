@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis import latex, page
+from analysis import latex, page, stabiliser_report
 from analysis.convert import Converters, replace_file
 from analysis.figures import figures
 from analysis.plots.theme import COLUMN, WIDE
@@ -55,6 +55,9 @@ def write(results: Results, out: Path) -> Path:
                 converters.convert(path, by=number)
         replace_file(tables / "arms.tex", latex.arms_table(summary))
         replace_file(tables / "verdicts.tex", latex.verdicts_table(summary))
+        if (ranked := summary["stabilisers"]) is not None:
+            replace_file(tables / "stabilisers.tex", stabiliser_report.latex_table(ranked))
+            replace_file(tables / "stabilisers.md", stabiliser_report.markdown(ranked))
         replace_file(out / "macros.tex", latex.macros(summary))
         for name, table in (("cells", results.cells), ("history", results.history)):
             replace_file(out / f"{name}.parquet", table.to_parquet(index=False))

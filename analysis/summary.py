@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from analysis import endings, estimators, hypotheses
+from analysis import arms, endings, estimators, hypotheses, stabilisers
 from analysis.tables import STATES
 from tune_study.config import ConfigError, Margins
 
@@ -30,30 +30,50 @@ def summarise(results: Results) -> dict[str, Any]:
     found = {state: int(counts.get(state, 0)) for state in STATES}
     expected = len(study)
     missing = expected - (len(cells) - found["missing"])
-    verdicts, not_judged = _judge(cells, study.margins)
+    of_qk_norm = arms.qk_norm_cells(cells)
+    several = arms.has_stabilisers(cells)
+    verdicts, not_judged = _judge(of_qk_norm, study.margins, several)
     return {
         "schema_version": SCHEMA_VERSION,
         "study": study.name,
         "complete": not results.running and missing == 0 and found["errored"] == 0,
         "running": bool(results.running),
         "cells": {"expected": expected, "found": expected - missing, **found, "missing": missing},
-        "arms": estimators.arm_summary(cells, study.margins),
-        "necessity": _necessity(cells, study.margins.necessity),
+        "arms": arm_rows(cells, study.margins),
+        "necessity": _necessity(of_qk_norm, study.margins.necessity),
         "verdicts": verdicts,
         "not_judged": not_judged,
+        "stabilisers": stabilisers.summarise(cells, study.margins) if several else None,
         "unigram_entropy": number(results.manifest.get("unigram_entropy")),
         "loss_floor": number(results.manifest.get("loss_floor")),
         "leak_alarm": bool(leaks(cells).any()),
-        "divergence": endings.summarise(results),
+        "divergence": endings.summarise(arms.results_by_arm(results)),
         "damage": list(results.damage),
         "versions": dict(results.versions),
     }
 
 
-def _judge(cells: pd.DataFrame, margins: Margins) -> tuple[list[dict[str, Any]], str]:
+def arm_rows(cells: pd.DataFrame, margins: Margins) -> list[dict[str, Any]]:
+    """What each (depth, arm) came to, as `estimators.arm_summary`, with `arm` and `qk_norm`."""
+    norms = cells.groupby("arm")["qk_norm"].first()
+    rows = estimators.arm_summary(arms.by_arm(cells), margins)
+    return [row | {"arm": row["qk_norm"], "qk_norm": norms[row["qk_norm"]]} for row in rows]
+
+
+def arms_in_question(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `arms` that the answer, the verdicts and most figures are about."""
+    compared = summary["stabilisers"]
+    rows: list[dict[str, Any]] = summary["arms"]
+    return rows if compared is None else [r for r in rows if r["arm"] in compared["verdicts_on"]]
+
+
+def _judge(
+    cells: pd.DataFrame, margins: Margins, several: bool
+) -> tuple[list[dict[str, Any]], str]:
     """The verdicts, or none and the reason why the study cannot be judged."""
     if not has_pairs(cells):
-        return [], "only one arm was run, so there is nothing to compare"
+        lacking = "no arm adds RMSNorm alone to the baseline" if several else "only one arm was run"
+        return [], f"{lacking}, so there is nothing to compare"
     try:
         return [verdict.to_dict() for verdict in hypotheses.judge(cells, margins)], ""
     except ConfigError as error:

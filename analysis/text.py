@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.summary import best_lr_text, edge_text, interval_text
+from analysis import stabiliser_report
+from analysis.answer import scope
+from analysis.summary import best_lr_text, edge_text, interval_text, json_safe
 
 
 def lines(summary: dict[str, Any]) -> list[str]:
@@ -25,13 +27,14 @@ def lines(summary: dict[str, Any]) -> list[str]:
         f"{summary['study']}: {progress}{running}, "
         f"{cells['found']} of {cells['expected']} cells: {states}."
     ]
+    widest = max(len(arm["arm"]) for arm in summary["arms"])
     for arm in summary["arms"]:
         sensitivity = arm["lr_sensitivity"]
         value = "unknown" if sensitivity["value"] is None else f"{sensitivity['value']:.2f}"
         interval = interval_text(sensitivity["low"], sensitivity["high"])
         loss = "unknown" if arm["best_loss"] is None else f"{arm['best_loss']:.3f}"
         text.append(
-            f"  depth {arm['depth']:<2} {arm['qk_norm']:<9} "
+            f"  depth {arm['depth']:<2} {arm['arm']:<{max(widest, 9)}} "
             f"max stable LR {edge_text(arm['max_stable_lr']):<9} "
             f"LR sensitivity {value} {interval:<15} "
             f"best loss {loss} at LR {best_lr_text(arm)}"
@@ -39,6 +42,9 @@ def lines(summary: dict[str, Any]) -> list[str]:
     text += [f"  {v['hypothesis']} {v['verdict']}: {v['statement']}" for v in summary["verdicts"]]
     if summary["not_judged"]:
         text.append(f"  no verdict: {summary['not_judged']}")
+    text += [f"  {sentence}" for sentence in scope(summary)]
+    if summary["stabilisers"] is not None:
+        text += stabiliser_report.lines(json_safe(summary["stabilisers"]))
     if summary["leak_alarm"]:
         text.append("ALARM: a cell ended below the entropy of the corpus; the data leaks.")
     text += [f"damaged: {line}" for line in summary["damage"]]

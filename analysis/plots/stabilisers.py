@@ -25,6 +25,7 @@ from analysis.plots.theme import (
     colour_of,
     decades,
     last_row,
+    layered,
     linear_ticks,
     log_x,
     panels,
@@ -97,7 +98,7 @@ def arm_curves(
             ]
         title = f"{arm}, depth {depth}" if several else arm
         width = layout.panel_width(len(which), 2.6)
-        charts.append(sized(alt.layer(*layers), width, layout.panel_height, title))
+        charts.append(sized(layered(*layers), width, layout.panel_height, title))
     notes = [f"behind each arm, in orange and fainter: {arms[0]}; a mark a cell, line: median"]
     if lost := int(marks["y"].isna().sum()):
         notes.append(f"{lost} of {len(marks)} cells errored or missing: not drawn")
@@ -228,7 +229,10 @@ def _dots(
         labelExpr=f"'×' + ({NUMBER_LABEL})" if log else NUMBER_LABEL,
         labelFlush=False,
     )
-    scale = alt.Scale(type="log" if log else "linear", domain=list(domain), nice=False, zero=False)
+    if log:
+        scale = alt.Scale(type="log", domain=list(domain), nice=False)
+    else:
+        scale = alt.Scale(domain=list(domain), nice=False, zero=False)
     y_axis = alt.Axis(
         title=None, labels=labelled, labelLimit=0, ticks=False, domain=False, grid=True
     )
@@ -253,10 +257,6 @@ def _dots(
         dots = base.transform_filter(
             f"isValid(datum.change) && {'' if filled else '!'}datum.apart"
         ).mark_point(filled=filled, size=layout.point * 1.3, strokeWidth=layout.stroke, opacity=1)
-        if not filled:
-            # The bar must not show through an open dot.
-            layers.append(dots.copy().encode(x=x("change"), y=y, color=alt.value("white")))
-            layers[-1].mark.filled = True
         layers.append(dots.encode(x=x("change"), y=y, color=colour, tooltip=tooltip))
     for end, shape in (("left", "triangle-left"), ("right", "triangle-right")):
         if table[end].notna().any():
@@ -264,7 +264,7 @@ def _dots(
                 shape=shape, filled=True, size=layout.point, opacity=1
             )
             layers.append(arrow.encode(x=x(end), y=y, color=colour))
-    return alt.layer(*layers)
+    return layered(*layers)
 
 
 def _ratio_ticks(domain: tuple[float, float]) -> list[float]:
@@ -337,7 +337,7 @@ def arm_phases(counts: pd.DataFrame, arms: Sequence[str], layout: Layout = WIDE)
             base.mark_rect(filled=False, stroke="#888888", strokeWidth=0.4),
             base.mark_text(fontSize=layout.font * 0.75).encode(text=alt.Text("text:N"), color=ink),
         ]
-        charts.append(sized(alt.layer(*layers), width, height, f"depth {depth}"))
+        charts.append(sized(layered(*layers), width, height, f"depth {depth}"))
     keep = ["depth", "arm", "rate", "share", "text"]
     low, high = counts["n_asked"].min(), counts["n_asked"].max()
     seeds = str(low) if low == high else f"{low} to {high}"
@@ -416,7 +416,7 @@ def _lines(panel: int, rows: pd.DataFrame, layout: Layout) -> Any:
         return alt.Y(f"{field}:Q", scale=scale, axis=axis)
 
     known = base.transform_filter("isValid(datum.value)")
-    return alt.layer(
+    return layered(
         known.mark_line(strokeWidth=layout.stroke).encode(y=y("value"), strokeDash=dash),
         base.transform_filter("datum.finite")
         .mark_rule(strokeWidth=layout.stroke)
