@@ -193,23 +193,28 @@ def timed(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def step_cost(cells: pd.DataFrame) -> pd.DataFrame:
-    """Milliseconds a step of each (depth, arm, seed): the median over the timed learning rates.
+    """Milliseconds a step of each (depth, arm, seed), what the machine did meanwhile taken out.
 
-    The cells of a seed run close together in time, so that pairing by seed takes out what the
-    machine did meanwhile.
+    The cells of one (depth, seed, lr) run one after the other, and are a block. A seed's value
+    is the median over its blocks of log cost against the mean of the block, put back on the
+    median of those means. Only blocks with a timed cell of every arm that has any are used.
 
     Returns:
-        DataFrame: depth, arm, seed, value, low, high (log10 of it), n_lrs, censored, reason.
+        DataFrame: depth, arm, seed, value, low, high (log10 of it), censored, reason.
     """
-    keys = ["depth", "arm", "seed"]
-    grouped = timed(cells).groupby(keys)["step_ms"].agg(["median", "size"])
-    grouped = grouped.rename(columns={"median": "value", "size": "n_lrs"})
-    table = cells[keys].drop_duplicates().merge(grouped, on=keys, how="left")
-    log = np.log10(table["value"])
-    reason = np.where(table["value"].isna(), "no cell that could be timed", "")
-    return table.assign(
-        low=log, high=log, n_lrs=table["n_lrs"].fillna(0), censored="", reason=reason
-    )
+    keys, seed, block = ["depth", "arm", "seed"], ["depth", "seed"], ["depth", "seed", "lr"]
+    frame = timed(cells)
+    every = frame.groupby(seed)["arm"].transform("nunique")
+    frame = frame[frame.groupby(block)["arm"].transform("nunique") == every]
+    log = np.log10(frame["step_ms"])
+    level = log.groupby([frame[name] for name in block]).transform("mean")
+    frame = frame.assign(against=log - level, level=level)
+    frame["level"] = frame.groupby(seed)["level"].transform("median")
+    medians = frame.groupby(keys)[["against", "level"]].median().sum(axis=1).rename("low")
+    table = cells[keys].drop_duplicates().merge(medians, on=keys, how="left")
+    none = "no learning rate at which every arm could be timed"
+    reason = np.where(table["low"].isna(), none, "")
+    return table.assign(value=10 ** table["low"], high=table["low"], censored="", reason=reason)
 
 
 def cost_spread(cells: pd.DataFrame) -> pd.DataFrame:

@@ -58,6 +58,34 @@ def small() -> Results:
     return results(study(lr=log_grid(1e-3, 1.0, 2), depth=(1, 2), seed=(0, 1)))
 
 
+def many_arms(**axes: Any) -> Results:
+    """Seven arms at one depth, four of which share qk_norm = off; 7 learning rates, 3 seeds.
+
+    The softcap doubles the edge, QK-norm raises it as ever, z-loss does nothing at all; a step
+    of softcap50 takes 1.2 times as long. Cells run two at a time.
+    """
+    arms: list[dict[str, Any]] = [
+        {},
+        {"qk_norm": "rmsnorm"},
+        {"z_loss": 1e-4},
+        {"attn_softcap": 50.0},
+        {"sigma_reparam": True},
+        {"qk_norm": "rmsnorm", "z_loss": 1e-4},
+        {"qk_norm": "rmsnorm", "attn_softcap": 50.0},
+    ]
+    grid = {"lr": log_grid(1e-3, 1.0, 2), "depth": (2,), "seed": (0, 1, 2)}
+    of = Study(name="many-arms", axes=grid | axes, arms=arms)
+    whole = results(of)
+    cells = whole.cells
+    place = np.arange(len(cells)) // 2
+    slower = np.where(cells["arm"].str.contains("softcap"), 1.2, 1.0)
+    noise = np.exp(0.01 * np.random.default_rng(3).normal(size=len(cells)))
+    cells = cells.assign(
+        started=1.7e9 + 10.0 * place, ended=1.7e9 + 10.0 * place + 9, seconds=6 * slower * noise
+    )
+    return replace(whole, cells=cells)
+
+
 def awkward() -> Results:
     """A study in which whatever can be odd is odd; one seed, 42 cells.
 
@@ -102,6 +130,7 @@ def _lose(cells: pd.DataFrame, rows: list[int], state: str, reason: str) -> None
 
 def _row(trial: Any, rng: np.random.Generator) -> dict[str, Any]:
     edge = {"off": 0.1, "rmsnorm": 0.8}[trial.qk_norm] / trial.depth**0.3
+    edge *= 2 if trial.attn_softcap else 1
     best = 0.88 + 0.02 * trial.depth
     slow = 2.4 * max(0.0, math.log10(1.2e-2 / trial.lr)) ** 1.3
     broken = 1 / (1 + (edge * math.exp(0.15 * rng.normal()) / trial.lr) ** 5)
