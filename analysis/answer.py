@@ -22,7 +22,8 @@ Row = dict[str, Any]
 def answer(summary: dict[str, Any]) -> list[str]:
     """Three sentences an arm: when it is needed, what it does to the stable range, to sensitivity.
 
-    In a study of many arms they are about QK-norm alone, which a last one says. What is censored, not monotone or unknown is said in place of the number.
+    In a study of many arms they are about QK-norm alone, which a last one says. What is censored,
+    not monotone or unknown is said in place of the number.
     """
     arms: dict[str, list[Row]] = {}
     for arm in arms_in_question(summary):

@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 
 from analysis import charts, estimators, latex, report, stabiliser_report, text
+from analysis.answer import answer, scope
 from analysis.compare import compare
 from analysis.figures import figures
 from analysis.load import Results
 from analysis.plots import COLUMN, WIDE
-from analysis.summary import answer, json_safe, scope, summarise
+from analysis.summary import json_safe, summarise
 from tests import fabricated
 from tests.test_report import SCHEMA, rendered, strict
 from tune_study.config import ConfigError
@@ -71,9 +72,15 @@ def test_figures_of_qk_norm_draw_the_pair_alone(
     many: Results, summary: dict[str, Any], pair: Results
 ) -> None:
     def drawn(results: Results, of: dict[str, Any]) -> dict[str, Any]:
-        return {f.name: f.spec(COLUMN) for f in figures(results, of) if f.name != "robustness"}
+        return {
+            figure.name: figure.spec(COLUMN)
+            for figure in figures(results, of)
+            if figure.name not in ("robustness", *stabiliser_report.FIGURES)
+        }
 
     assert drawn(many, summary) == drawn(pair, json_safe(summarise(pair)))
+    names = [figure.name for figure in figures(many, summary)]
+    assert names[-4:] == list(stabiliser_report.FIGURES)
 
 
 def test_estimators_refuse_a_table_of_arms_that_share_qk_norm(many: Results) -> None:
@@ -134,7 +141,7 @@ def test_an_arm_is_called_better_only_where_its_numbers_say_so(summary: dict[str
             assert (low is not None and low > none) or (high is not None and high < none)
 
 
-def test_text_tables_and_terminal_agree(many: Results, summary: dict[str, Any]) -> None:
+def test_text_tables_and_terminal_agree(summary: dict[str, Any]) -> None:
     content = summary["stabilisers"]
     markdown = stabiliser_report.markdown(content)
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
@@ -142,7 +149,7 @@ def test_text_tables_and_terminal_agree(many: Results, summary: dict[str, Any]) 
     assert any(row.startswith("| **off** |") for row in rows)
     tex = stabiliser_report.latex_table(content)
     assert tex.count(r"\\") == 1 + len(ARMS)
-    shown = "\n".join(text.lines(many))
+    shown = "\n".join(text.lines(summary))
     for sentence in stabiliser_report.findings(content):
         assert sentence in shown
 
@@ -160,7 +167,7 @@ def test_page_has_the_section_and_says_what_is_compared(many: Results) -> None:
 def test_a_report_of_many_arms_has_its_tables(
     many: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "every_figure", lambda *study: [])
+    monkeypatch.setattr(report, "figures", lambda *study: [])
     report.write(many, tmp_path)
     assert "rmsnorm+zloss1e-4" in (tmp_path / "tables" / "stabilisers.tex").read_text()
     assert "| **off** |" in (tmp_path / "tables" / "stabilisers.md").read_text()
