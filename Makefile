@@ -43,6 +43,8 @@ coverage: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coverage
 
 bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks.trainer
+	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.load
 	$(BIN)/python -m benchmarks.prepare
 
