@@ -28,7 +28,7 @@ FIGURES = (
 )
 """Names of the figures of all arms, in reading order."""
 
-_DIGITS = {"lr_sensitivity": ".2f", "usable_window": ".2f", "best_loss": ".3f", "step_ms": ".3g"}
+_DIGITS = {"lr_sensitivity": ".2f", "usable_window": ".2f", "best_loss": ".3f", "step_ms": ".2f"}
 _SIGNS = {"above": "≥ ", "below": "< ", "": ""}
 MARKS = {"better": "+", "worse": "−", "": ""}
 """Beside a number that is told apart from the baseline's."""
@@ -51,7 +51,8 @@ def value_text(row: Row) -> str:
 
 def own_interval(row: Row) -> str:
     """The interval of an arm's value."""
-    return interval_text(row["low"], row["high"], _DIGITS.get(row["quantity"], ".3g"))
+    digits = _DIGITS.get(row["quantity"], ".3g")
+    return interval_text(row["low"], row["high"], digits).replace("-", "−")
 
 
 def change_text(row: Row) -> str:
@@ -179,6 +180,11 @@ def findings(content: Row) -> list[str]:
     depths = sorted({row["depth"] for row in content["ranking"]})
     base, alpha = content["baseline"], 1 - content["level"]
     place = {arm: i for i, arm in enumerate(order(content))}
+    dearer = {
+        (row["depth"], row["arm"])
+        for row in content["ranking"]
+        if row["quantity"] == "best_loss" and row["outcome"] == "worse"
+    }
     sentences = []
     for quantity in QUANTITIES:
         rows = [
@@ -189,6 +195,8 @@ def findings(content: Row) -> list[str]:
             here = [r for r in rows if r["depth"] == depth]
             for row in sorted(here, key=lambda r: place[r["arm"]]):
                 kind, said = _finding(row, alpha, len(rows), base)
+                if (depth, row["arm"]) in dearer and row["quantity"] == "lr_sensitivity":
+                    said += " (from a worse best loss)"
                 kinds.setdefault(kind, []).append(said)
             where = f" at depth {depth}" if len(depths) > 1 else ""
             title = quantity.title[0].upper() + quantity.title[1:]
@@ -273,8 +281,8 @@ def figures(results: Results, content: Row) -> Iterator[Figure]:
     yield Figure(
         "stabilisers_change",
         f"By how much each arm differs from the baseline ({base}), seed by seed: left is lower. "
-        "Filled dots are told apart from it after Holm's adjustment over all arms; an open dot "
-        "is a tie, wherever it stands. LR sensitivity, loss and cost are better lower, the "
+        "What is filled is told apart from it after Holm's adjustment over all arms; what is "
+        "open is a tie, wherever it stands. LR sensitivity, loss and cost are better lower, the "
         "maximum stable LR and the usable window higher.",
         lambda layout: plots.arm_changes(
             changes.sort_values(["depth", "place"]), titles, units, ratios, layout

@@ -5,7 +5,8 @@ usable window of learning rates, loss at the best learning rate, cost of a step.
 compared seed by seed, with the intervals of analysis/intervals.py; a difference counts where
 Holm's adjusted p-value, over all comparisons of that figure, is below 5 %. Where two arms
 cannot be told apart they stay tied: an arm's rank is the set of ranks that its comparisons
-leave it. docs/estimators.md has the definitions and their sources.
+leave it. LR sensitivity is measured from each arm's own best loss, so that an arm which learns
+badly everywhere has a low one: it is to be read beside the loss. docs/estimators.md has the definitions and their sources.
 
 Every function takes the `cells` table of analysis/tables.py, or a table made of it here.
 """
@@ -279,6 +280,8 @@ class Contrast:
         known = self.low[~np.isnan(self.low)]
         if len(known) < 2:
             return np.nan
+        if not known.any():
+            return 1.0  # an intervention that never set in leaves the same bits
         return float(t_test(known.mean(), known.std(ddof=1), len(known)))
 
 

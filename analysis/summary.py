@@ -54,10 +54,13 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def arm_rows(cells: pd.DataFrame, margins: Margins) -> list[dict[str, Any]]:
-    """What each (depth, arm) came to, as `estimators.arm_summary`, with `arm` and `qk_norm`."""
+    """What each (depth, arm) came to, as `estimators.arm_summary`, with `arm` and `qk_norm`; the
+    baseline of a depth first, then the study's order."""
     norms = cells.groupby("arm")["qk_norm"].first()
+    place = {arm: i for i, arm in enumerate(arms.names(cells))}
     rows = estimators.arm_summary(arms.by_arm(cells), margins)
-    return [row | {"arm": row["qk_norm"], "qk_norm": norms[row["qk_norm"]]} for row in rows]
+    rows = [row | {"arm": row["qk_norm"], "qk_norm": norms[row["qk_norm"]]} for row in rows]
+    return sorted(rows, key=lambda row: (row["depth"], place[row["arm"]]))
 
 
 def arms_in_question(summary: dict[str, Any]) -> list[dict[str, Any]]:

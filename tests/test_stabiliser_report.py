@@ -132,6 +132,17 @@ def test_findings_name_every_arm_once_a_figure(summary: dict[str, Any]) -> None:
     assert "zloss1e-4" in sensitivity.split("not told apart from off: ")[1]
 
 
+def test_a_low_sensitivity_of_an_arm_that_learns_badly_is_said_with_its_loss(
+    summary: dict[str, Any],
+) -> None:
+    content = json.loads(json.dumps(summary["stabilisers"]))
+    for row in content["ranking"]:
+        if (row["arm"], row["quantity"]) == ("rmsnorm", "best_loss"):
+            row["outcome"] = "worse"
+    sensitivity = stabiliser_report.findings(content)[0]
+    assert sensitivity.count("from a worse best loss") == 1
+
+
 def test_an_arm_is_called_better_only_where_its_numbers_say_so(summary: dict[str, Any]) -> None:
     for row in summary["stabilisers"]["ranking"]:
         if row["outcome"]:
@@ -225,7 +236,7 @@ def test_open_intervals_end_in_an_arrow_and_have_no_invented_middle() -> None:
         if r["arm"] == "softcap50" and r["right"] is not None
     ]
     assert drawn
-    assert all(r["change"] == r["low"] for r in drawn)
+    assert all(r["change"] is None and r["low"] is not None for r in drawn)
 
 
 def test_lost_cells_are_counted_not_hidden(many: Results) -> None:

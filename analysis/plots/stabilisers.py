@@ -162,7 +162,7 @@ def arm_changes(
     chart = alt.concat(*charts, columns=columns)
     notes = [
         "against the baseline (line), paired by seed, 95 % interval; × is a ratio to it",
-        "filled: told apart from it (Holm); open: not; arrow: the interval goes on beyond",
+        "filled: told apart from it (Holm); open: not; triangle: the interval goes on beyond",
     ]
     unknown = ranking[ranking["change_low"].isna() & ranking["change_high"].isna()]
     if len(unknown):
@@ -194,12 +194,11 @@ def _drawn(rows: pd.DataFrame, domain: tuple[float, float], log: bool) -> pd.Dat
     low, high = rows["change_low"].where(known), rows["change_high"].where(known)
     down, up = low.le(0 if log else -np.inf), high.eq(np.inf)
     low, high = low.mask(down, domain[0]), high.mask(up, domain[1])
-    # An open interval has no middle; its closed end stands for it.
-    middle = rows["change"].fillna(high.where(down & ~up, low.where(up & ~down)))
     return pd.DataFrame(
         {
             "arm": rows["arm"],
-            "change": middle,
+            # An open interval has no middle, and gets no dot.
+            "change": rows["change"],
             "low": low,
             "high": high,
             "left": low.where(down),
@@ -258,12 +257,15 @@ def _dots(
             f"isValid(datum.change) && {'' if filled else '!'}datum.apart"
         ).mark_point(filled=filled, size=layout.point * 1.3, strokeWidth=layout.stroke, opacity=1)
         layers.append(dots.encode(x=x("change"), y=y, color=colour, tooltip=tooltip))
-    for end, shape in (("left", "triangle-left"), ("right", "triangle-right")):
-        if table[end].notna().any():
-            arrow = base.transform_filter(f"isValid(datum.{end})").mark_point(
-                shape=shape, filled=True, size=layout.point, opacity=1
-            )
-            layers.append(arrow.encode(x=x(end), y=y, color=colour))
+        for end, shape in (("left", "triangle-left"), ("right", "triangle-right")):
+            if table[end].notna().any():
+                arrow = base.transform_filter(
+                    f"isValid(datum.{end}) && {'' if filled else '!'}datum.apart"
+                ).mark_point(
+                    shape=shape, filled=filled, size=layout.point * 1.3, strokeWidth=layout.stroke,
+                    opacity=1,
+                )  # fmt: skip
+                layers.append(arrow.encode(x=x(end), y=y, color=colour, tooltip=tooltip))
     return layered(*layers)
 
 
