@@ -6,7 +6,8 @@ compared seed by seed, with the intervals of analysis/intervals.py; a difference
 Holm's adjusted p-value, over all comparisons of that figure, is below 5 %. Where two arms
 cannot be told apart they stay tied: an arm's rank is the set of ranks that its comparisons
 leave it. LR sensitivity is measured from each arm's own best loss, so that an arm which learns
-badly everywhere has a low one: it is to be read beside the loss. docs/estimators.md has the definitions and their sources.
+badly everywhere has a low one: it is to be read beside the loss. docs/estimators.md has the
+definitions and their sources.
 
 Every function takes the `cells` table of analysis/tables.py, or a table made of it here.
 """
