@@ -241,25 +241,20 @@ class Evidence:
 
 def gather(cells: pd.DataFrame, arm: str, margins: Margins) -> Evidence:
     """Everything the verdicts on one arm need of the cells, seed by seed."""
-    both = estimators.pairs(cells, arm)
-    keys = ["depth", "seed"]
+    return weigh(estimators.curves(cells), arm, margins)
 
-    def paired(table: pd.DataFrame, columns: list[str]) -> tuple[Array, Array]:
-        off, on = (
-            both.keys.merge(table.loc[table["qk_norm"] == name, [*keys, *columns]], on=keys)
-            for name in (estimators.OFF, arm)
-        )
-        return off[columns].to_numpy(float), on[columns].to_numpy(float)
 
-    off_edge, on_edge = paired(estimators.max_stable_lr(cells), ["low", "high"])
-    off_sensitivity, on_sensitivity = paired(
-        estimators.lr_sensitivity(cells, margins.lr_range), ["value"]
-    )
-    off_best, _ = paired(estimators.best_lr(cells), ["value"])
-    _, threshold = paired(estimators.necessity_by_seed(cells, margins.necessity), ["low", "high"])
+def weigh(grid: estimators.Curves, arm: str, margins: Margins) -> Evidence:
+    """The same of cells that are arrays already."""
+    both = estimators.pair(grid, arm)
+    off, on = (np.stack(estimators.stable_bins(x), axis=1) for x in (both.off, both.on))
+    threshold = np.stack(estimators.necessity_bins(both, margins.necessity), axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log10(on_edge) - np.log10(off_edge[:, ::-1])
+        ratio = np.log10(on) - np.log10(off[:, ::-1])
         log_threshold = np.log10(threshold)
+    sensitivity = [
+        estimators.sensitivities(x.within(margins.lr_range))[0] for x in (both.off, both.on)
+    ]
     return Evidence(
         arm=arm,
         step=both.off.step,
@@ -267,9 +262,9 @@ def gather(cells: pd.DataFrame, arm: str, margins: Margins) -> Evidence:
         depth=both.keys["depth"].to_numpy(),
         seed=both.keys["seed"].to_numpy(),
         gain=both.gain,
-        off_best=off_best[:, 0],
+        off_best=estimators.best_of(both.off)[0],
         ratio=ratio,
-        drop=(off_sensitivity - on_sensitivity)[:, 0],
+        drop=sensitivity[0] - sensitivity[1],
         threshold=log_threshold,
     )
 

@@ -24,14 +24,22 @@ from analysis.estimators.metrics import bits_per_byte, by_lr, perplexity, with_l
 from analysis.estimators.paired import (
     Pairs,
     arms,
+    necessity_bins,
     necessity_by_seed,
     necessity_threshold,
+    pair,
     paired_by_lr,
     pairs,
 )
 from analysis.estimators.per_arm import arm_summary
-from analysis.estimators.sensitivity import STOPPED_SHARE, lr_sensitivity
-from analysis.estimators.stability import best_lr, max_stable_lr, usable_window
+from analysis.estimators.sensitivity import STOPPED_SHARE, lr_sensitivity, sensitivities
+from analysis.estimators.stability import (
+    best_lr,
+    best_of,
+    max_stable_lr,
+    stable_bins,
+    usable_window,
+)
 from analysis.estimators.steps import kaplan_meier, median_steps, steps_to_threshold
 
 __all__ = [
@@ -46,6 +54,7 @@ __all__ = [
     "arm_summary",
     "arms",
     "best_lr",
+    "best_of",
     "bits_per_byte",
     "by_lr",
     "counts",
@@ -54,13 +63,17 @@ __all__ = [
     "lr_sensitivity",
     "max_stable_lr",
     "median_steps",
+    "necessity_bins",
     "necessity_by_seed",
     "necessity_threshold",
+    "pair",
     "paired_by_lr",
     "pairs",
     "perplexity",
     "require_comparable",
     "require_uniform",
+    "sensitivities",
+    "stable_bins",
     "steps_to_threshold",
     "uneven_spacing",
     "usable_window",

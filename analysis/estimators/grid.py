@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Curves:
         lr: the grid, ascending, shape (L,).
         state: index into STATES, shape (G, L); a cell without a row is missing.
         loss, loss_init: NaN where unknown, shape (G, L).
+        unigram_entropy: H1 of the data.
     """
 
     keys: pd.DataFrame
@@ -45,6 +46,7 @@ class Curves:
     state: NDArray[np.int8]
     loss: Array
     loss_init: Array
+    unigram_entropy: float
 
     @property
     def stable(self) -> Flags:
@@ -72,15 +74,49 @@ class Curves:
         """Median distance of neighbouring learning rates, in decades; 1 for a single one."""
         return float(np.median(np.diff(np.log10(self.lr)))) if len(self.lr) > 1 else 1.0
 
+    def rows(self, index: NDArray[np.intp]) -> Curves:
+        """Some of the rows, in the order of their numbers given."""
+        return replace(
+            self,
+            keys=self.keys.iloc[index].reset_index(drop=True),
+            state=self.state[index],
+            loss=self.loss[index],
+            loss_init=self.loss_init[index],
+        )
 
-def curves(cells: pd.DataFrame, lr_range: tuple[float, float] | None = None) -> Curves:
-    """The cells with a <= lr <= b as arrays.
+    def within(self, lr_range: tuple[float, float] | None) -> Curves:
+        """The columns with a <= lr <= b; all of them without a range.
+
+        Raises:
+            ConfigError: if the range holds no learning rate of the grid.
+        """
+        if lr_range is None:
+            return self
+        low, high = lr_range
+        # A relative 1e-6 lets 0.1 in the range include 0.1 + rounding in the grid.
+        inside = (self.lr >= low * (1 - 1e-6)) & (self.lr <= high * (1 + 1e-6))
+        if not inside.any():
+            raise ConfigError(
+                f"lr_range = [{low:g}, {high:g}]: holds no learning rate of the grid. "
+                f"Give a range that meets [{self.lr[0]:g}, {self.lr[-1]:g}]."
+            )
+        return replace(
+            self,
+            lr=self.lr[inside],
+            state=self.state[:, inside],
+            loss=self.loss[:, inside],
+            loss_init=self.loss_init[:, inside],
+        )
+
+
+def curves(cells: pd.DataFrame) -> Curves:
+    """The cells as arrays.
 
     Raises:
-        ConfigError: if the table or the range is empty, a state is unknown, or one cell has
-            two rows that differ.
+        ConfigError: if the table is empty, a state is unknown, or one cell has two rows that
+            differ.
     """
-    frame = in_range(unique_cells(cells), lr_range)
+    frame = unique_cells(cells)
     keys = frame[SEED_KEYS].drop_duplicates().sort_values(SEED_KEYS, ignore_index=True)
     lr = np.unique(frame["lr"].to_numpy(float))
     row = pd.MultiIndex.from_frame(keys).get_indexer(pd.MultiIndex.from_frame(frame[SEED_KEYS]))
@@ -92,7 +128,8 @@ def curves(cells: pd.DataFrame, lr_range: tuple[float, float] | None = None) -> 
     for name in ("loss", "loss_init"):
         values[name] = np.full(state.shape, np.nan)
         values[name][row, column] = frame[name].to_numpy(float)
-    return Curves(keys, lr, state, values["loss"], values["loss_init"])
+    entropy = float(frame["unigram_entropy"].max())
+    return Curves(keys, lr, state, values["loss"], values["loss_init"], entropy)
 
 
 def groups(frame: pd.DataFrame, by: str | list[str]) -> Iterator[tuple[Any, NDArray[np.intp]]]:
@@ -123,21 +160,6 @@ def unique_cells(cells: pd.DataFrame) -> pd.DataFrame:
             "differ. Give a table of one study with each cell once."
         )
     return frame
-
-
-def in_range(frame: pd.DataFrame, lr_range: tuple[float, float] | None) -> pd.DataFrame:
-    if lr_range is None:
-        return frame
-    low, high = lr_range
-    # A relative 1e-6 lets 0.1 in the range include 0.1 + rounding in the table.
-    inside = frame[(frame["lr"] >= low * (1 - 1e-6)) & (frame["lr"] <= high * (1 + 1e-6))]
-    if not len(inside):
-        lrs = frame["lr"]
-        raise ConfigError(
-            f"lr_range = [{low:g}, {high:g}]: holds no learning rate of the grid. "
-            f"Give a range that meets [{lrs.min():g}, {lrs.max():g}]."
-        )
-    return inside
 
 
 def uneven_spacing(lr: ArrayLike) -> str:
@@ -186,12 +208,24 @@ def lost_cells(grid: Curves) -> list[str]:
     ]
 
 
-def with_counts(table: pd.DataFrame, cells: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    reason = table.pop("reason") if "reason" in table else None
-    merged = table.merge(counts(cells, by), on=by, how="left", validate="one_to_one")
-    if reason is not None:
-        merged["reason"] = reason.to_numpy()
-    return merged
+def with_counts(table: pd.DataFrame, *states: NDArray[np.int8]) -> pd.DataFrame:
+    """The table with what became of the cells behind each row; its reason, if any, goes last.
+
+    Args:
+        states: of the cells that a row rests on, each of shape (rows, cells).
+    """
+    for name, count in state_counts(np.concatenate(states, axis=1)).items():
+        table[name] = count
+    if "reason" in table:
+        table["reason"] = table.pop("reason")
+    return table
+
+
+def state_counts(state: NDArray[np.int8]) -> dict[str, NDArray[np.int64]]:
+    """n_asked, n_found (all but missing), n_stable, n_failed, ... over the last axis."""
+    each = {f"n_{name}": (state == code).sum(axis=-1) for code, name in enumerate(STATES)}
+    asked = np.full(state.shape[:-1], state.shape[-1])
+    return {"n_asked": asked, "n_found": asked - each["n_missing"], **each}
 
 
 def none_of(flags: Flags) -> Flags:

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.estimators.grid import LR_KEYS, OFF, Array, Curves, Flags, curves, groups, none_of
+from analysis.estimators.grid import (
+    LR_KEYS,
+    OFF,
+    Array,
+    Curves,
+    Flags,
+    curves,
+    groups,
+    none_of,
+    with_counts,
+)
 from analysis.estimators.stability import log_interval
 from analysis.intervals import LEVEL, holm, t_bounds, t_factor, t_test
 from tune_study.config import ConfigError
@@ -47,12 +57,17 @@ def pairs(cells: pd.DataFrame, arm: str) -> Pairs:
     Raises:
         ConfigError: if an arm is not in the table or the two share no (depth, seed).
     """
-    grid = curves(cells)
+    return pair(curves(cells), arm)
+
+
+def pair(grid: Curves, arm: str) -> Pairs:
+    """The same of cells that are arrays already."""
+    known = grid.keys["qk_norm"].unique().tolist()
     for name in (OFF, arm):
-        if name not in set(grid.keys["qk_norm"].unique()):
-            known = ", ".join(sorted(set(grid.keys["qk_norm"].unique())))
+        if name not in known:
             raise ConfigError(
-                f"qk_norm = {name!r}: no cell of this arm, so nothing to pair. Arms: {known}."
+                f"qk_norm = {name!r}: no cell of this arm, so nothing to pair. "
+                f"Arms: {', '.join(sorted(known))}."
             )
     keys = grid.keys.reset_index(names="row")
     off, on = (keys[keys["qk_norm"] == name] for name in (OFF, arm))
@@ -62,18 +77,8 @@ def pairs(cells: pd.DataFrame, arm: str) -> Pairs:
             f"qk_norm: off and {arm} share no depth and seed, so nothing can be paired. "
             "Run both arms with the same seeds."
         )
-
-    def take(rows: pd.Series) -> Curves:
-        index = rows.to_numpy()
-        return Curves(
-            grid.keys.iloc[index].reset_index(drop=True),
-            grid.lr,
-            grid.state[index],
-            grid.loss[index],
-            grid.loss_init[index],
-        )
-
-    return Pairs(arm, both[["depth", "seed"]], grid.lr, take(both["row_off"]), take(both["row_on"]))
+    rows = [both[name].to_numpy() for name in ("row_off", "row_on")]
+    return Pairs(arm, both[["depth", "seed"]], grid.lr, *(grid.rows(each) for each in rows))
 
 
 def paired_by_lr(cells: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
@@ -132,17 +137,12 @@ def necessity_by_seed(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
     tables = []
     for arm in arms(cells):
         both = pairs(cells, arm)
-        with np.errstate(invalid="ignore"):
-            needed = both.off.unstable | (both.on.stable & (both.gain > margin))
-        needless = ~(both.off.unknown | both.on.unknown) & ~needed
-        # Where on has no evidence it may be stable, and the threshold lie there or above.
-        domain = np.logical_and.accumulate(~both.on.unstable, axis=1)
-        low, high = _onset(both.lr, needed, needless, domain, both.on.stable)
+        needed, needless, domain = _need(both, margin)
+        low, high = necessity_bins(both, margin)
         table = both.keys.copy()
         table.insert(1, "qk_norm", arm)
         table["low"], table["high"] = low, high
         empty = none_of(domain & both.on.stable)
-        table.loc[empty, ["low", "high"]] = 0.0, np.inf
         table["censored"] = np.select(
             [empty, (low == 0) & np.isfinite(high), (low > 0) & np.isinf(high)],
             ["", "below", "above"],
@@ -157,10 +157,27 @@ def necessity_by_seed(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
             else (f"{n} of {len(both.lr)} pairs without evidence" if n else "")
             for nowhere, n in zip(empty, lost, strict=True)
         ]
-        tables.append(table)
+        tables.append(with_counts(table, both.off.state, both.on.state))
     if not tables:
         raise ConfigError("qk_norm: only 'off' in the table. Add an arm with QK-norm.")
     return pd.concat(tables, ignore_index=True)
+
+
+def necessity_bins(both: Pairs, margin: float) -> tuple[Array, Array]:
+    """The bin (low, high] of each row's necessity threshold: 0 and inf where it is open."""
+    needed, needless, domain = _need(both, margin)
+    low, high = _onset(both.lr, needed, needless, domain, both.on.stable)
+    nowhere = none_of(domain & both.on.stable)
+    return np.where(nowhere, 0.0, low), np.where(nowhere, np.inf, high)
+
+
+def _need(both: Pairs, margin: float) -> tuple[Flags, Flags, Flags]:
+    """Where QK-norm is needed, where it is known not to be, and up to where that counts."""
+    with np.errstate(invalid="ignore"):
+        needed = both.off.unstable | (both.on.stable & (both.gain > margin))
+    needless = ~(both.off.unknown | both.on.unknown) & ~needed
+    # Where on has no evidence it may be stable, and the threshold lie there or above.
+    return needed, needless, np.logical_and.accumulate(~both.on.unstable, axis=1)
 
 
 def _onset(

@@ -7,10 +7,9 @@ import pandas as pd
 
 from analysis.estimators.grid import (
     DIVERGED,
-    SEED_KEYS,
     Array,
+    Curves,
     curves,
-    in_range,
     lost_cells,
     uneven_spacing,
     with_counts,
@@ -42,20 +41,9 @@ def lr_sensitivity(
         reason. A grid with missing or errored cells, or one that is not log-spaced, has NaN
         for a value, and a reason.
     """
-    grid = curves(cells, lr_range)
-    best = np.where(grid.stable, grid.clamped, np.inf).min(axis=1, keepdims=True)
-    best = np.where(np.isfinite(best), best, np.nan)
-    stopped = grid.state == DIVERGED
-
-    def mean_excess(loss: Array) -> Array:
-        return np.maximum(loss - best, 0).mean(axis=1)
-
-    plateau = best + STOPPED_SHARE * (cells["unigram_entropy"].max() - best)
-    guessed = stopped & np.isfinite(grid.loss)
+    grid = curves(cells).within(lr_range)
     table = grid.keys.copy()
-    table["value"] = mean_excess(np.where(guessed, np.fmin(grid.clamped, plateau), grid.clamped))
-    table["lower"] = mean_excess(np.where(stopped, best, grid.clamped))
-    table["upper"] = mean_excess(np.where(stopped, grid.loss_init, grid.clamped))
+    table["value"], table["lower"], table["upper"] = sensitivities(grid)
     table["lr_low"], table["lr_high"], table["n_lrs"] = grid.lr[0], grid.lr[-1], len(grid.lr)
     table["reason"] = lost_cells(grid)
     no_best = (table["reason"] == "").to_numpy() & ~grid.stable.any(axis=1)
@@ -63,6 +51,27 @@ def lr_sensitivity(
     no_init = (table["reason"] == "") & table["value"].isna()
     table.loc[no_init, "reason"] = "loss at init or final loss not measured"
     if uneven := uneven_spacing(grid.lr):
-        table[["value", "lower", "upper"]] = np.nan
         table["reason"] = uneven
-    return with_counts(table, in_range(cells, lr_range), SEED_KEYS)
+    return with_counts(table, grid.state)
+
+
+def sensitivities(grid: Curves) -> tuple[Array, Array, Array]:
+    """LR sensitivity of each row, and the lowest and highest it may be, shape (G,).
+
+    NaN where a cell is lost or none is stable, and everywhere if the grid is not log-spaced.
+    """
+    if uneven_spacing(grid.lr):
+        unknown = np.full(len(grid.state), np.nan)
+        return unknown, unknown.copy(), unknown.copy()
+    best = np.where(grid.stable, grid.clamped, np.inf).min(axis=1, keepdims=True)
+    best = np.where(np.isfinite(best), best, np.nan)
+    stopped = grid.state == DIVERGED
+    plateau = best + STOPPED_SHARE * (grid.unigram_entropy - best)
+    guessed = stopped & np.isfinite(grid.loss)
+    supposed = (
+        np.where(guessed, np.fmin(grid.clamped, plateau), grid.clamped),
+        np.where(stopped, best, grid.clamped),
+        np.where(stopped, grid.loss_init, grid.clamped),
+    )
+    value, lower, upper = (np.maximum(loss - best, 0).mean(axis=1) for loss in supposed)
+    return value, lower, upper

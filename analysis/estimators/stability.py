@@ -9,8 +9,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimators.grid import (
-    SEED_KEYS,
     Array,
+    Curves,
     Flags,
     curves,
     lost_cells,
@@ -38,7 +38,7 @@ def max_stable_lr(cells: pd.DataFrame) -> pd.DataFrame:
         counts and reason.
     """
     grid = curves(cells)
-    low, high = edge_bin(grid.lr, grid.stable, grid.unstable)
+    low, high = stable_bins(grid)
     value = np.where(low > 0, low, np.where(np.isfinite(high), high, np.nan))
     table = grid.keys.copy()
     table["value"], table["low"], table["high"] = value, low, high
@@ -50,17 +50,18 @@ def max_stable_lr(cells: pd.DataFrame) -> pd.DataFrame:
     inside = (grid.lr > low[:, None]) & (grid.lr < high[:, None])
     table["widened"] = ~none_of(inside & grid.unknown)
     table["reason"] = lost_cells(grid)
-    return with_counts(table, cells, SEED_KEYS)
+    return with_counts(table, grid.state)
 
 
-def edge_bin(lr: Array, holds: Flags, fails: Flags) -> tuple[Array, Array]:
-    """Bin of the edge up to which something holds, along the last axis.
+def stable_bins(grid: Curves) -> tuple[Array, Array]:
+    """The bin of each row's edge of stability, shape (G,).
 
     Returns:
-        low: highest lr up to which it holds everywhere; 0 if not even at the first.
-        high: lowest lr at which it fails; inf if it fails nowhere.
+        low: highest lr up to which every cell is stable; 0 if not even the first.
+        high: lowest lr of an unstable cell; inf if there is none.
     """
-    prefix = np.logical_and.accumulate(holds, axis=-1).sum(axis=-1)
+    lr, fails = grid.lr, grid.unstable
+    prefix = np.logical_and.accumulate(grid.stable, axis=-1).sum(axis=-1)
     low = np.where(prefix > 0, lr[np.maximum(prefix - 1, 0)], 0.0)
     high = np.where(fails.any(axis=-1), lr[fails.argmax(axis=-1)], np.inf)
     return low, high
@@ -74,11 +75,16 @@ def best_lr(cells: pd.DataFrame) -> pd.DataFrame:
         is known, the best may be lower; "above": likewise), counts, reason.
     """
     grid = curves(cells)
-    loss = np.where(grid.stable & np.isfinite(grid.loss), grid.loss, np.inf)
     table = grid.keys.copy()
-    table["value"], table["loss"], table["censored"] = lowest_loss(grid.lr, loss, ~grid.unknown)
+    table["value"], table["loss"], table["censored"] = best_of(grid)
     table["reason"] = lost_cells(grid)
-    return with_counts(table, cells, SEED_KEYS)
+    return with_counts(table, grid.state)
+
+
+def best_of(grid: Curves) -> tuple[Array, Array, NDArray[Any]]:
+    """LR, loss and censoring of the lowest final loss of a stable cell in each row."""
+    loss = np.where(grid.stable & np.isfinite(grid.loss), grid.loss, np.inf)
+    return lowest_loss(grid.lr, loss, ~grid.unknown)
 
 
 def lowest_loss(lr: Array, loss: Array, known: Flags) -> tuple[Array, Array, NDArray[Any]]:
@@ -129,7 +135,7 @@ def usable_window(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
     )
     table["reason"] = lost_cells(grid)
     table.loc[none, "reason"] = "no stable cell"
-    return with_counts(table, cells, SEED_KEYS)
+    return with_counts(table, grid.state)
 
 
 def _reach(
