@@ -58,13 +58,16 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
         names = of_group.loc[of_group["cell"].isin(reference), "cell"]
         calm = history[history["cell"].isin(names)]
         ceiling = calm.groupby("step")["val/loss"].max()
+        levels = {
+            signal: side * (side * calm[column]).max() if len(calm) else np.nan
+            for signal, (column, side) in SIGNALS.items()
+            if column in history
+        }
         for cell in group.to_dict("records"):
             reports = by_cell.get(cell["cell"], history[:0]).sort_values("step")
             departure = _departure(reports, ceiling)
-            for signal, (column, side) in SIGNALS.items():
-                if column not in history:
-                    continue
-                level = side * (side * calm[column]).max() if len(calm) else np.nan
+            for signal, level in levels.items():
+                column, side = SIGNALS[signal]
                 step = _crossing(reports, column, side, level)
                 rows.append(
                     {k: cell[k] for k in ("cell", "lr", "depth", "qk_norm", "seed", "state")}

@@ -6,10 +6,14 @@ several charts or layouts share is stored once, by column.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -17,6 +21,7 @@ import vl_convert
 
 from analysis import early_warning, stabiliser_report
 from analysis.answer import answer
+from analysis.convert import replace_file
 from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_name, colour_of, short_name
 from analysis.summary import (
     best_lr_text,
@@ -106,9 +111,21 @@ def _chart_data(specs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 @functools.cache
 def vega_bundle() -> str:
-    """Vega-Embed with Vega and Vega-Lite as one script, from vl-convert; no network."""
+    """Vega-Embed with Vega and Vega-Lite as one script, from vl-convert; no network.
+
+    Making it takes seconds, so it is kept with the packages that it is made of, where they lie
+    in an environment that can be written to.
+    """
+    name = f"vega-embed-{version('vl-convert-python')}-{VEGALITE}.js"
+    kept = Path(sys.prefix) / "share" / "tune_study" / name
+    with contextlib.suppress(OSError):
+        return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
-    return bundle.replace("</script", "<\\/script")
+    bundle = bundle.replace("</script", "<\\/script")
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(kept, bundle)
+    return bundle
 
 
 def _share(spec: dict[str, Any], datasets: dict[str, Any]) -> dict[str, Any]:
