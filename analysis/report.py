@@ -13,16 +13,23 @@ Also for a study that is still running: the page says so and shows what is known
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pyarrow.parquet
 
 from analysis import latex, page, stabiliser_report
 from analysis.convert import Converters, replace_file
 from analysis.figures import figures
 from analysis.plots.theme import COLUMN, WIDE
 from analysis.summary import json_safe, summarise
+from analysis.tables import CELL_COLUMNS, HISTORY_COLUMNS, meaning
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis.load import Results
 
 LAYOUTS = (COLUMN, WIDE)
@@ -59,12 +66,26 @@ def write(results: Results, out: Path) -> Path:
             replace_file(tables / "stabilisers.tex", stabiliser_report.latex_table(ranked))
             replace_file(tables / "stabilisers.md", stabiliser_report.markdown(ranked))
         replace_file(out / "macros.tex", latex.macros(summary))
-        for name, table in (("cells", results.cells), ("history", results.history)):
-            replace_file(out / f"{name}.parquet", table.to_parquet(index=False))
+        replace_file(out / "cells.parquet", parquet(results.cells, CELL_COLUMNS))
+        replace_file(out / "history.parquet", parquet(results.history, HISTORY_COLUMNS))
         replace_file(out / "summary.json", dump_json(summary, indent=1))
         html = page.render(results, summary, drawn, specs)
     replace_file(out / "index.html", html)
     return out / "index.html"
+
+
+def parquet(table: pd.DataFrame, described: Mapping[str, tuple[str, str]]) -> bytes:
+    """The table as Parquet, each column with its meaning as `description` in the schema."""
+    arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
+    fields = [
+        field.with_metadata({"description": found})
+        if (found := meaning(field.name, described))
+        else field
+        for field in arrow.schema
+    ]
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(arrow.cast(pyarrow.schema(fields, arrow.schema.metadata)), buffer)
+    return buffer.getvalue().to_pybytes()
 
 
 def dump_json(value: Any, indent: int | None = None) -> bytes:
