@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.plots.theme import short_name
-from analysis.summary import best_lr_text, edge_text, interval_text
+from analysis.summary import best_lr_text, edge_text, interval_text, threshold_text
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -72,8 +72,25 @@ def macros(summary: dict[str, Any]) -> str:
         define(_interval(arm["lr_sensitivity"], ".2f"), "lr sensitivity", *of, "interval")
         define(edge_text(arm["max_stable_lr"]), "max stable lr", *of)
         define(_interval(arm["max_stable_lr"], ".3g"), "max stable lr", *of, "interval")
+    for row in summary["necessity"]:
+        of = (row["qk_norm"], "depth", row["depth"])
+        define(threshold_text(row), "necessity", *of)
+        define(_interval(row, ".2g"), "necessity", *of, "interval")
     for verdict in summary["verdicts"]:
-        define(verdict["verdict"], "verdict", verdict["hypothesis"], verdict["arm"])
+        about = (verdict["hypothesis"], verdict["arm"])
+        define(verdict["verdict"], "verdict", *about)
+        define(_number(verdict["effect"]), "effect", *about)
+        define(_interval(verdict, ".2g"), "effect", *about, "interval")
+        if verdict["hypothesis"] != "H2":
+            continue
+        for part in verdict["parts"]:
+            name = {"x": "max stable lr ratio", "nats": "lr sensitivity drop"}[part["unit"]]
+            at = (name, verdict["arm"], "depth", part["depth"])
+            define(_number(part["effect"]), *at)
+            define(_interval(part, ".2g"), *at, "interval")
+    saved = summary["divergence"]["steps_saved"]
+    if saved is not None:
+        define(f"{100 * saved:.1f}", "steps saved percent")
     return "\n".join(lines) + "\n"
 
 
@@ -110,7 +127,7 @@ def verdicts_table(summary: dict[str, Any]) -> str:
             verdict["hypothesis"],
             short_name(verdict["arm"]),
             verdict["verdict"],
-            "–" if verdict["effect"] is None else f"{verdict['effect']:.2g}",
+            _number(verdict["effect"]),
             _interval(verdict, ".2g"),
             f"{verdict['n']}/{verdict['n_asked']}",
         )
@@ -137,9 +154,13 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], columns: str) 
     return "\n".join(lines) + "\n"
 
 
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}".replace("-", "−")
+
+
 def _fixed(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _interval(estimate: dict[str, Any], digits: str) -> str:
-    return interval_text(estimate["low"], estimate["high"], digits) or "–"
+    return interval_text(estimate["low"], estimate["high"], digits).replace("-", "−") or "–"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import vl_convert
 
-from analysis import early_warning, stabiliser_report
+from analysis import early_warning, method, stabiliser_report
 from analysis.answer import answer
 from analysis.convert import replace_file
 from analysis.plots.theme import COLUMN, DARK, VEGALITE, WIDE, arm_name, colour_of, short_name
@@ -76,6 +76,7 @@ def render(
             colours={arm: colour_of(arm) for arm in results.cells["arm"].unique()},
             stabilisers=_stabilisers(summary["stabilisers"], drawn),
             config=results.study.model_dump(mode="json"),
+            method=method.rows(results),
             leaks=results.cells.loc[leaks(results.cells), "cell"].tolist(),
             divergence=summary["divergence"],
             spike=early_warning.SPIKE,

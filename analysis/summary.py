@@ -155,6 +155,15 @@ def edge_text(edge: dict[str, Any]) -> str:
     return UNKNOWN if edge["value"] is None else f"{sign}{lr_text(edge['value'])}"
 
 
+def threshold_text(row: dict[str, Any]) -> str:
+    """A necessity threshold with its censoring: '0.1', '≤ 0.001', '> 0.3', 'unknown'."""
+    value = number(row["value"])
+    if value is not None:
+        return ("≤ " if row["censored"] == "below" else "") + lr_text(value)
+    tested = number(row["tested_to"])
+    return UNKNOWN if tested is None else f"> {lr_text(tested)}"
+
+
 def best_lr_text(arm: dict[str, Any]) -> str:
     """The best LR; at an end of the grid the true one may lie beyond: '≤ 0.001', '≥ 1'."""
     if arm["best_lr"] is None:

@@ -1,0 +1,62 @@
+"""What was run, how and on what, in the words of a method section."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analysis.summary import lr_text
+
+if TYPE_CHECKING:
+    from analysis.load import Results
+
+
+def rows(results: Results) -> list[tuple[str, str]]:
+    """Names and values: grid, model, training, data, rules, margins, device, versions."""
+    study, cells, manifest = results.study, results.cells, results.manifest
+    base, criterion, margins = study.base, study.criterion, study.margins
+    lrs = sorted(cells["lr"].unique())
+
+    def known(column: str) -> str:
+        values = cells.loc[~cells["state"].isin(["missing"]), column].dropna()
+        return ", ".join(map(str, sorted(set(values) - {""}))) or "unknown"
+
+    params = cells.loc[cells["params"] > 0, "params"]
+    size = f", {params.min():,} to {params.max():,} parameters" if len(params) else ""
+    rules = [f"attention logit above {criterion.max_logit:g}"] * (criterion.max_logit is not None)
+    if criterion.max_logit is not None and criterion.plateau is not None:
+        rules[0] += f" at a loss of {criterion.plateau:g} H1 or more"
+    rules += ["training loss above the loss at init"] * criterion.loss_above_init
+    rules.append("a value that is not finite")
+    return [
+        ("learning rates", f"{len(lrs)} from {lr_text(lrs[0])} to {lr_text(lrs[-1])}, peak"),
+        ("depths", ", ".join(map(str, sorted(cells["depth"].unique())))),
+        ("seeds", ", ".join(map(str, sorted(cells["seed"].unique())))),
+        ("model", f"width {base.width}, {base.heads} heads, context {base.context}{size}"),
+        (
+            "training",
+            f"{base.steps} steps of {base.tokens_per_step:,} tokens, warm-up {base.warmup_steps}, "
+            f"AdamW, {base.decay_mode} weight decay {base.weight_decay:g}, clip {base.grad_clip:g}",
+        ),
+        (
+            "data",
+            f"{manifest.get('corpus', 'unknown')}, {manifest.get('vocab_size', 'unknown')} tokens, "
+            f"checksum {str(manifest.get('checksum', 'unknown'))[:12]}",
+        ),
+        (
+            "divergence",
+            f"{criterion.name}: {' or '.join(rules)}"
+            + (f", {criterion.patience} reports in a row" if len(rules) > 1 else "")
+            + ("; stopped there" if criterion.stop else "; nothing is stopped"),
+        ),
+        ("failure", f"normalised final loss above {criterion.failed_margin:g}"),
+        (
+            "margins",
+            ", ".join(
+                f"{name.replace('_', ' ')} {value:g}"
+                for name, value in margins.model_dump(exclude={"lr_range"}).items()
+                if value is not None
+            ),
+        ),
+        ("device", f"{known('device')}; {known('precision')}; threads {known('threads')}"),
+        ("versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
+    ]
