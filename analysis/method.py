@@ -8,6 +8,7 @@ from analysis.summary import lr_text
 
 if TYPE_CHECKING:
     from analysis.load import Results
+    from tune_study.config import Criterion
 
 
 def rows(results: Results) -> list[tuple[str, str]]:
@@ -22,11 +23,6 @@ def rows(results: Results) -> list[tuple[str, str]]:
 
     params = cells.loc[cells["params"] > 0, "params"]
     size = f", {params.min():,} to {params.max():,} parameters" if len(params) else ""
-    rules = [f"attention logit above {criterion.max_logit:g}"] * (criterion.max_logit is not None)
-    if criterion.max_logit is not None and criterion.plateau is not None:
-        rules[0] += f" at a loss of {criterion.plateau:g} H1 or more"
-    rules += ["training loss above the loss at init"] * criterion.loss_above_init
-    rules.append("a value that is not finite")
     return [
         ("learning rates", f"{len(lrs)} from {lr_text(lrs[0])} to {lr_text(lrs[-1])}, peak"),
         ("depths", ", ".join(map(str, sorted(cells["depth"].unique())))),
@@ -44,8 +40,7 @@ def rows(results: Results) -> list[tuple[str, str]]:
         ),
         (
             "divergence",
-            f"{criterion.name}: {' or '.join(rules)}"
-            + (f", {criterion.patience} reports in a row" if len(rules) > 1 else "")
+            f"{criterion.name}: {_rules(criterion)}"
             + ("; stopped there" if criterion.stop else "; nothing is stopped"),
         ),
         ("failure", f"normalised final loss above {criterion.failed_margin:g}"),
@@ -60,3 +55,16 @@ def rows(results: Results) -> list[tuple[str, str]]:
         ("device", f"{known('device')}; {known('precision')}; threads {known('threads')}"),
         ("versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),
     ]
+
+
+def _rules(criterion: Criterion) -> str:
+    """What counts as divergence, in words."""
+    rules = []
+    if criterion.max_logit is not None:
+        plateau = criterion.plateau
+        where = "" if plateau is None else f" at a loss of {plateau:g} H1 or more"
+        rules.append(f"attention logit above {criterion.max_logit:g}{where}")
+    if criterion.loss_above_init:
+        rules.append("training loss above the loss at init")
+    in_a_row = [f"{' or '.join(rules)}, {criterion.patience} reports in a row"] if rules else []
+    return "; or ".join([*in_a_row, "a value that is not finite"])

@@ -44,7 +44,7 @@ def leave(
     while not trainer.finished:
         row = trainer.train(config.report_every)
         row |= {"data/unigram_entropy": tokens.manifest.unigram_entropy, "params": 1}
-        rows.append(row | {"device": "mps (arm64)"})
+        rows.append(row | {"resumed_step": 0, "device": "mps (arm64)"})
         if trainer.step == keep_at:
             checkpoint = trial / "checkpoint_000000"
             checkpoint.mkdir()
