@@ -111,10 +111,13 @@ def _moved(
     changed = "" if part is None else change(part)
     before = "" if off is None else level(off, not changed)
     after = level(on, not changed)
-    if after == UNKNOWN and before in (UNKNOWN, ""):
-        return f"to an unknown value at depth {on['depth']}"
-    text = f"{f'from {before} ' if before else ''}to {after} at depth {on['depth']}"
+    origin = "" if before in ("", after) and after == UNKNOWN else _value(before)
+    text = f"{origin and f'from {origin} '}to {_value(after)} at depth {on['depth']}"
     return f"{text} ({changed})" if changed else text
+
+
+def _value(text: str) -> str:
+    return "an unknown value" if text == UNKNOWN else text
 
 
 def _compared(verdicts: list[Row], arm: str, unit: str) -> dict[int, Row]:

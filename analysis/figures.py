@@ -144,8 +144,8 @@ def _phase(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
     significant, tested = int(gains["significant"].sum()), int(gains["gain"].notna().sum())
     yield Figure(
         "phase",
-        f"How many of the {_n(cells['seed'].nunique(), 'seed')} are stable at each learning rate "
-        "and depth, arm by arm."
+        f"How many seeds, of {cells['seed'].nunique()}, are stable at each learning rate and "
+        "depth, arm by arm."
         + (
             " Last, the paired difference of the final losses, same seed: blue where QK-norm ends "
             f"lower. A dot marks the {significant} of {tested} differences that are significant "
@@ -193,7 +193,8 @@ def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure
         "steps_to_loss",
         f"Steps until the validation loss is at {target:.2f} nats a token ({origin}), interpolated "
         f"between reports, for {_n(len(times), 'cell')}. An arrow is a cell that did not get there "
-        "within the steps it was given.",
+        "within the steps it was given, a square one that errored or is missing, at the last step "
+        "seen.",
         lambda layout: plots.steps_to_loss(times, medians, target, origin, layout),
     )
 

@@ -222,12 +222,14 @@ def _tally(verdict: dict[str, Any]) -> str:
     deciding = next(p for p in verdict["parts"] if all(p[k] == verdict[k] for k in keys))
     held = sum(part["verdict"] == "supported" for part in verdict["parts"])
     where = "" if deciding["depth"] is None else f" at depth {deciding['depth']}"
-    effect = "unknown" if verdict["effect"] is None else f"{verdict['effect']:.2g}"
     factor, unit = ("×", "") if verdict["unit"] == "x" else ("", f" {verdict['unit']}")
-    numbers = f"{factor}{effect} {interval_text(verdict['low'], verdict['high'], '.2g')}".strip()
+    interval = interval_text(verdict["low"], verdict["high"], ".2g")
+    numbers = "unknown" if verdict["effect"] is None else f"{factor}{verdict['effect']:.2g}"
+    if verdict["effect"] is not None or interval:
+        numbers = f"{numbers} {interval}".strip() + unit
     text = (
         f"{held} of {len(verdict['parts'])} parts hold; it hangs on: {deciding['name']}{where}, "
-        f"{numbers}{unit}, {verdict['n']} of {verdict['n_asked']} seeds"
+        f"{numbers}, {verdict['n']} of {verdict['n_asked']} seeds"
     )
     return re.sub(r"(?<=[ \[])-(?=\d)", "−", text)
 

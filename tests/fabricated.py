@@ -150,8 +150,8 @@ def _row(trial: Any, rng: np.random.Generator) -> dict[str, Any]:
         "state": state,
         "reason": {
             "stable": "",
-            "failed": f"normalised loss {normalised:.2f} > 0.50",
-            "diverged": f"max attention logit {logit:.0f} > 1000",
+            "failed": f"normalised loss {normalised:.2f} above 0.5",
+            "diverged": f"attention logit {logit:.3g} above 1000",
         }[state],
         "step": 120 if state == "diverged" else 400,
         "steps": 400,

@@ -76,17 +76,21 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
                     low, ceiling, most=int(layout.panel_height // (layout.font * 2))
                 ),
             ),
-            scale=alt.Scale(domain=[low, ceiling], nice=False),
+            scale=alt.Scale(domain=[low, ceiling * 1.04], nice=False),
         )
         only = f"datum.depth == {depth}"
         line = alt.Chart(alt.NamedData("curves")).transform_filter(only)
         end = alt.Chart(alt.NamedData("ends"), name=f"ends_{i}").transform_filter(only)
-        line = line.mark_line(strokeWidth=layout.stroke * 0.7, invalid=BREAK_AT_GAPS).encode(
+        line = line.mark_line(invalid=BREAK_AT_GAPS).encode(
             x=x,
             y=y,
             color=colour,
             detail=alt.Detail("cell:N"),
             strokeOpacity=brought_out(0.55, 0.04),
+            strokeWidth=alt.StrokeWidthValue(
+                layout.stroke * 0.7,
+                condition={"test": "length(chosen)", "value": layout.stroke * 1.5},
+            ),
         )
         end = end.mark_point(size=layout.point * 0.7, strokeWidth=layout.stroke * 0.8).encode(
             x=x,
@@ -106,6 +110,10 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         )
     figure = choosable(panels(charts, layout))
     notes = [f"{len(ends)} of {len(cells)} cells; the mark on a curve is where its verdict fell"]
+    silent = cells.loc[~cells["cell"].isin(ends["cell"]), "state"].value_counts()
+    if len(silent):
+        words = ", ".join(f"{count} {state}" for state, count in silent.items())
+        notes.append(f"without a curve: {words}")
     if thinned:
         notes.append(f"thinned: {len(kept)} of {len(lines)} reports drawn, first and last kept")
     if lost := int((~finite).sum()):

@@ -103,6 +103,8 @@ def necessity(
     lowest = by_seed["low"].where(by_seed["low"] > 0)
     seeds = by_seed.assign(y=by_seed["high"].where(np.isfinite(by_seed["high"]), lowest))
     means = thresholds.rename(columns={"value": "y"})
+    # Where no learning rate could be tested, nothing is known: not that it lies beyond the grid.
+    means["censored"] = means["censored"].where(means["tested_to"].notna(), "")
     notes = [
         "filled: lowest LR from which on the test says needed; thick bar: 95 % interval over seeds",
         "open, thin bar: a seed's first LR with need, from its last without",

@@ -74,13 +74,16 @@ def lr_loss(
     lrs = sorted(cells["lr"].unique())
     depths = sorted(cells["depth"].unique())
     rules = references.assign(
-        x=math.sqrt(lrs[0] * lrs[-1]),  # the middle, where the curves leave room
         label=references["name"] + references["value"].map(" {:.2f}".format),
-        # Labels stand above their rule, the lowest one's below, as the curves come down to it;
-        # unless it is so low that the axis comes first.
-        below=references["value"].eq(references.groupby("depth")["value"].transform("min"))
-        & references["value"].gt(0.08 * top),
+        # The middle is where the curves leave room for all but the lowest rule, which they come
+        # down to there; at low learning rates they stand far above it. Labels stand above their
+        # rules, that of the lowest below it unless the axis comes first.
+        low=references["value"].eq(references.groupby("depth")["value"].transform("min")),
     )
+    rules["x"] = np.where(rules["low"], lrs[0], math.sqrt(lrs[0] * lrs[-1]))
+    below = rules["low"] & rules["value"].gt(0.08 * top)
+    line = 0.6 * layout.font / layout.panel_height * highest
+    rules["y"] = rules["value"] + np.where(below, -line, line)
     width = layout.panel_width(len(depths))
     panel = _Panel(
         band=bool(curve[["low", "high"]].notna().any(axis=None)),
@@ -203,17 +206,15 @@ class _Panel:
             y=y("low"), y2=alt.Y2("high:Q")
         )
 
-        layers = [
+        layers: list[Any] = [
             rules.mark_rule(color=GREY, strokeDash=[4, 3], strokeWidth=0.8).encode(y=y("value")),
             *(
-                rules.transform_filter(f"{'' if below else '!'}datum.below")
+                rules.transform_filter(f"{'' if low else '!'}datum.low")
                 .mark_text(
-                    color=GREY,
-                    fontSize=layout.font * 0.85,
-                    dy=layout.font * (0.6 if below else -0.6),
+                    color=GREY, fontSize=layout.font * 0.85, align="left" if low else "center"
                 )
-                .encode(x=x, y=y("value"), text=alt.Text("label:N"))
-                for below in (False, True)
+                .encode(x=x, y=y("y"), text=alt.Text("label:N"))
+                for low in (False, True)
             ),
             *([band] if self.band else []),
             curve.mark_line(strokeWidth=layout.stroke, invalid=BREAK_AT_GAPS).encode(y=y("median")),

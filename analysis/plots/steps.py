@@ -26,7 +26,8 @@ from analysis.plots.theme import (
     styled,
 )
 
-_REACHED, _NEVER = "circle", "triangle-up"
+_NEVER, _LOST = "not reached", "no evidence"
+_SHAPES = {"reached": "circle", _NEVER: "triangle-up", _LOST: "square"}
 
 
 def steps_to_loss(
@@ -40,22 +41,21 @@ def steps_to_loss(
 
     Args:
         times: as `analysis.estimators.steps_to_threshold`, with each cell's name in `cell`;
-            where `reached` is False the cell did not get there within `step` steps, and an
-            arrow stands at that step.
+            where `reached` is False the cell did not get there within `step` steps: an arrow
+            stands at that step, or a square for a cell that errored or is missing.
         medians: as `analysis.estimators.median_steps`.
         target: the loss, nats a token.
         origin: who set the target, in words.
     """
     arms, depths = arm_order(times["qk_norm"]), sorted(times["depth"].unique())
     lrs = sorted(times["lr"].unique())
-    names = {
-        True: f"reached ({int(times['reached'].sum())})",
-        False: f"not within the steps run ({int((~times['reached']).sum())})",
-    }
-    names = {key: name for key, name in names.items() if (times["reached"] == key).any()}
+    lost = times["state"].isin(["errored", "missing"])
+    outcome = np.select([times["reached"], lost], ["reached", _LOST], _NEVER)
+    counts = {name: int((outcome == name).sum()) for name in _SHAPES}
+    names = {name: f"{name} ({count})" for name, count in counts.items() if count}
     top = float(times["step"].max()) or 1.0
     tables = {
-        "times": dodged(times.assign(outcome=times["reached"].map(names)), arms, lrs)[
+        "times": dodged(times.assign(outcome=[names[each] for each in outcome]), arms, lrs)[
             ["cell", "depth", "seed", "arm", "outcome", "x", "step"]
         ],
         "medians": dodged(
@@ -65,9 +65,7 @@ def steps_to_loss(
     colour = arm_colour(arms)
     shape = alt.Shape(
         "outcome:N",
-        scale=alt.Scale(
-            domain=list(names.values()), range=[_REACHED if key else _NEVER for key in names]
-        ),
+        scale=alt.Scale(domain=list(names.values()), range=[_SHAPES[name] for name in names]),
         legend=alt.Legend(title=None),
     )
     scale = alt.Scale(domain=[0, top * 1.06], nice=False)
