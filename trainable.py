@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ import torch
 from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
-from tune_study import device
-from tune_study.config import TrialConfig
+from tune_study import checkpoints, device
+from tune_study.config import DataConfig, TrialConfig
 from tune_study.data import Tokens, open_tokens
-from tune_study.records import CHECKPOINT_FILE
 from tune_study.trainer import Trainer
 
 
@@ -30,7 +30,7 @@ class GPTTrainable(tune.Trainable):
         cell = config["cell"]
         self.cell = cell["label"]
         trial = TrialConfig(**{k: v for k, v in cell.items() if k in TrialConfig.model_fields})
-        tokens = _tokens(trial, config["data"])
+        tokens = _tokens(trial.data, config["data"]["root"], config["data"]["checksum"])
         self.trainer = Trainer(trial, tokens)
         self.constants = {
             "cell": self.cell,
@@ -42,18 +42,21 @@ class GPTTrainable(tune.Trainable):
             "precision": trial.precision,
             "threads": torch.get_num_threads(),
         }
+        self.digest = ""
         self.skipped: list[str] = []
-        self.resumed_step = self._resume(cell.get("checkpoints", []), cell.get("last_step", 0))
+        self.resumed_step = self._resume(cell["checkpoints"])
         self.checkpoint_every_s = config["checkpoint_every_s"]
         self.saved_at = time.monotonic()
 
     def step(self) -> dict[str, Any]:
         """Trains up to the next report and returns its row."""
         row = self.trainer.train(self.trainer.config.report_every)
+        self.digest = checkpoints.digest(self.digest, row)
         due = time.monotonic() - self.saved_at >= self.checkpoint_every_s
         return {
             **self.constants,
             **row,
+            "digest": self.digest,
             "resumed_step": self.resumed_step,
             "checkpoints_skipped": self.skipped,
             DONE: self.trainer.finished,
@@ -61,15 +64,15 @@ class GPTTrainable(tune.Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes the trainer's state as one file of tensors and plain values."""
-        torch.save(self.trainer.state_dict(), Path(checkpoint_dir) / CHECKPOINT_FILE)
+        """Writes the trainer's state and its stamp."""
+        checkpoints.save(self.trainer.state_dict(), self.digest, Path(checkpoint_dir))
         self.saved_at = time.monotonic()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Goes on from a checkpoint folder."""
-        path = Path(checkpoint) / CHECKPOINT_FILE
-        self.trainer.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
-        self.resumed_step = self.trainer.step
+        folder = Path(checkpoint)
+        self.trainer.load_state_dict(checkpoints.load(folder))
+        self.digest = checkpoints.stamp(folder).digest
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Makes this actor ready for another cell; nothing of the last one stays."""
@@ -84,26 +87,25 @@ class GPTTrainable(tune.Trainable):
         gc.collect()
         device.empty_cache(used)
 
-    def _resume(self, checkpoints: list[str], last_step: int) -> int:
-        """Loads the first usable checkpoint, newest first; 0 for a fresh start.
-
-        A checkpoint beyond the last step whose row is known would leave a hole in the
-        history, so it is passed over as an unreadable one is, and said in every row.
-        """
-        for folder in checkpoints:
+    def _resume(self, folders: list[str]) -> int:
+        """Loads the first of these checkpoints that can be used; 0 for a fresh start."""
+        for folder in folders:
             try:
                 self.load_checkpoint(folder)
-                if self.trainer.step <= last_step:
-                    return self.trainer.step
-                why = f"is at step {self.trainer.step}, beyond the last report at {last_step}"
+                return self.trainer.step
             except Exception as error:
                 # Whatever is wrong with the file, the answer is the one before it.
                 why = str(error).strip().split("\n")[0]
-            self.skipped.append(f"{Path(folder).parent.name}/{Path(folder).name}: {why}")
+            self.skipped.append(f"{Path(folder).name}: {why}")
             self.trainer = Trainer(self.trainer.config, self.trainer.tokens)
+            self.digest = ""
         return 0
 
 
-def _tokens(trial: TrialConfig, data: dict[str, Any]) -> Tokens:
-    """The prepared tokens the sweep has verified; refuses any others."""
-    return open_tokens(trial.data, Path(data["root"]), verify=False, checksum=data["checksum"])
+@lru_cache(maxsize=1)
+def _tokens(config: DataConfig, root: str, checksum: str) -> Tokens:
+    """The prepared tokens the sweep has verified; refuses any others.
+
+    Opened once a process: what is mapped stays, even if the folder is taken away meanwhile.
+    """
+    return open_tokens(config, Path(root), verify=False, checksum=checksum)

@@ -135,7 +135,7 @@ def _cell(
     if verdict is not None:
         state, reason, step = verdict.state, verdict.reason, verdict.step
     elif record.errors and record.attempts[-1].error:
-        state, reason, step = "errored", record.errors[-1], at
+        state, reason, step = "errored", record.reasons, at
     else:
         state, step = "missing", at
         reason = f"cut off at step {at} of {config.steps}" if last else "not started"

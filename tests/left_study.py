@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from tune_study import checkpoints
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.data import Tokens
 from tune_study.identity import identity
-from tune_study.records import CHECKPOINT_FILE
 from tune_study.store import StudyFolder
 from tune_study.trainer import Trainer
 
@@ -40,15 +38,21 @@ def leave(
     trial.mkdir(parents=True)
     cell = {"label": config.label, "identity": identity(config, tokens.manifest.checksum)}
     (trial / "params.json").write_text(json.dumps({"cell": cell}))
-    trainer, rows = Trainer(config, tokens), []
+    trainer, rows, digest = Trainer(config, tokens), [], ""
     while not trainer.finished:
         row = trainer.train(config.report_every)
-        row |= {"data/unigram_entropy": tokens.manifest.unigram_entropy, "params": 1}
-        rows.append(row | {"resumed_step": 0, "device": "mps (arm64)"})
+        digest = checkpoints.digest(digest, row)
+        row |= {
+            "digest": digest,
+            "resumed_step": 0,
+            "data/unigram_entropy": tokens.manifest.unigram_entropy,
+            "params": 1,
+        }
+        rows.append(row | {"device": "mps (arm64)"})
         if trainer.step == keep_at:
             checkpoint = trial / "checkpoint_000000"
             checkpoint.mkdir()
-            torch.save(trainer.state_dict(), checkpoint / CHECKPOINT_FILE)
+            checkpoints.save(trainer.state_dict(), rows[-1]["digest"], checkpoint)
     if history is not None:
         rows = [row | changes for row, changes in zip(rows, history, strict=False)]
     (trial / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))

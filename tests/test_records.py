@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tune_study import records
+from tune_study import checkpoints, records
 from tune_study.config import Criterion, TrialConfig
 
 CONFIG = TrialConfig(steps=10, warmup_steps=2, report_every=4)  # reports at 4, 8, 10
@@ -25,16 +25,16 @@ def row(step, loss=2.0, resumed=0):
     }
 
 
-def trial(experiments, experiment, rows, label="a", identity="id", error=None, checkpoints=()):
+def trial(experiments, experiment, rows, label="a", identity="id", error=None, saved=()):
     folder = experiments / experiment / label
     folder.mkdir(parents=True)
     (folder / "params.json").write_text(
         json.dumps({"cell": {"label": label, "identity": identity}})
     )
     (folder / "result.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    for number in checkpoints:
+    for number in saved:
         (folder / f"checkpoint_{number:06d}").mkdir()
-        (folder / f"checkpoint_{number:06d}" / records.CHECKPOINT_FILE).touch()
+        (folder / f"checkpoint_{number:06d}" / checkpoints.FILE).touch()
     if error:
         (folder / "error.txt").write_text(error)
     return folder
@@ -58,7 +58,7 @@ def test_a_whole_history(tmp_path):
 
 
 def test_a_resumed_cell_is_one_history_without_repeats(tmp_path):
-    trial(tmp_path, "sweep-001", [row(4, 3.0), row(8, 9.9)], checkpoints=[0])
+    trial(tmp_path, "sweep-001", [row(4, 3.0), row(8, 9.9)], saved=[0])
     trial(tmp_path, "sweep-002", [row(8, 2.5, resumed=4), row(10, 2.0, resumed=4)])
     found, _ = records.read(tmp_path)
     history = found["id"].history(CONFIG)
@@ -116,10 +116,8 @@ def test_a_folder_that_names_no_cell_is_named(tmp_path, content):
 
 
 def test_errors_and_checkpoints_newest_first(tmp_path):
-    trial(
-        tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", checkpoints=[0, 1]
-    )
-    trial(tmp_path, "sweep-002", [row(8, resumed=4)], checkpoints=[0])
+    trial(tmp_path, "sweep-001", [row(4)], error="Traceback\nValueError: no\n\n", saved=[0, 1])
+    trial(tmp_path, "sweep-002", [row(8, resumed=4)], saved=[0])
     found, _ = records.read(tmp_path)
     assert found["id"].errors == ["ValueError: no"]
     assert [f"{p.parent.parent.name}/{p.name}" for p in found["id"].checkpoints()] == [

@@ -9,10 +9,11 @@ import pytest
 
 from analysis import load
 from tests.left_study import leave
-from tune_study.callbacks import FinishedCheckpoints
+from tune_study import checkpoints
+from tune_study.callbacks import Checkpoints
 from tune_study.config import ConfigError, Criterion
-from tune_study.records import CHECKPOINT_FILE
 from tune_study.replay import replay
+from tune_study.store import StudyFolder
 from tune_study.trainer import Trainer
 
 RULES = Criterion(name="low", loss_above_init=False, max_logit=0.01, plateau=None, patience=1)
@@ -74,7 +75,7 @@ def test_from_a_checkpoint_as_from_the_start_where_the_arithmetic_is_the_same(sw
 
 def test_a_damaged_checkpoint_is_passed_over(swept, tokens):
     folder, label = swept(Criterion(), keep_at=8)
-    next(folder.experiments.rglob(CHECKPOINT_FILE)).write_bytes(b"torn")
+    next(folder.experiments.rglob(checkpoints.FILE)).write_bytes(b"torn")
     assert replay(folder, label, tokens, say=quiet).from_step == 0
 
 
@@ -104,9 +105,9 @@ def test_of_a_cell_that_diverged_on_an_accelerator_one_checkpoint_stays(
     own = [tmp_path / "own" / f"checkpoint_00000{i}" for i in numbers]
     for folder in (earlier, *own):
         folder.mkdir(parents=True)
-    cell = {"steps": 12, "device": device, "checkpoints": [str(earlier)]}
-    trial = SimpleNamespace(trial_id="t", config={"cell": cell}, local_path=str(tmp_path / "own"))
-    callback = FinishedCheckpoints()
+    cell = {"label": "c", "steps": 12, "device": device, "checkpoints": [str(earlier)]}
+    trial = SimpleNamespace(trial_id="t", config={"cell": cell}, path=str(tmp_path / "own"))
+    callback = Checkpoints(StudyFolder(tmp_path, "left"), frozenset())
     callback.on_trial_result(0, [], trial, row)
     callback.on_trial_complete(0, [], trial)
     there = sorted(f"{p.parent.name}/{p.name}" for p in tmp_path.rglob("checkpoint_*"))

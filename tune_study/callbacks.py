@@ -7,9 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from ray.tune import Callback
 from ray.tune.experiment import Trial
-from ray.tune.logger import JsonLoggerCallback
+from ray.tune.result import DONE, SHOULD_CHECKPOINT
+
+from tune_study import checkpoints
+from tune_study.files import whole, write_whole
+from tune_study.store import StudyFolder
 
 UNREAD = frozenset(
     {
@@ -28,41 +33,95 @@ UNREAD = frozenset(
 """Keys Tune adds to every row that nobody reads."""
 
 
-class RowLogger(JsonLoggerCallback):
-    """Tune's result.json and params.json, with rows that are short and strict JSON."""
+class RowLogger(Callback):
+    """Writes result.json, params.json and error.txt of every trial, in the study's folder at once.
 
-    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
-        if trial not in self._trial_files:
-            self.log_trial_start(trial)
-        row = {key: value for key, value in result.items() if key not in UNREAD}
-        # One write, so that a kill leaves a whole line or an unfinished last one.
-        self._trial_files[trial].write(json.dumps(row, allow_nan=False) + "\n")
-        self._trial_files[trial].flush()
-
-
-class FinishedCheckpoints(Callback):
-    """Deletes a finished cell's checkpoints; its rows are its result.
-
-    Of a cell that diverged on an accelerator the newest one stays, so that `replay` can tell a
-    fault of the backend from a learning rate that is too high.
+    Tune's own logger writes into the session's temporary folder, of which Tune copies everything
+    from time to time: a kill loses what was reported since, or cuts off the copies of finished
+    cells.
     """
 
-    def __init__(self) -> None:
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        folder = Path(str(trial.path))
+        # The experiment's folder is there, or it was moved away: never made anew.
+        folder.mkdir(exist_ok=True)
+        params = json.dumps(trial.config, indent=1, allow_nan=False)
+        write_whole(folder / "params.json", params + "\n")
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any
+    ) -> None:
+        row = {key: value for key, value in result.items() if key not in UNREAD}
+        # One write, so that a kill leaves a whole line or an unfinished last one.
+        with (Path(str(trial.path)) / "result.json").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
+        folder = Path(str(trial.path))
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / "error.txt", text)
+
+
+class Checkpoints(Callback):
+    """Deletes checkpoints that a cell no longer needs, and keeps final weights where asked.
+
+    Args:
+        folder: the study's.
+        keep: labels of the cells whose final weights stay.
+    """
+
+    def __init__(self, folder: StudyFolder, keep: frozenset[str]) -> None:
+        self.folder = folder
+        self.keep = keep
         self._last: dict[str, dict[str, Any]] = {}
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any
     ) -> None:
         self._last[trial.trial_id] = result
+        if result.get(DONE) and result["cell"] in self.keep:
+            result[SHOULD_CHECKPOINT] = True  # Tune saves before it ends the trial
+
+    def on_checkpoint(
+        self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any
+    ) -> None:
+        """With one of its own a cell needs one of earlier starts; with two, none."""
+        own = len(_own(trial))
+        for folder in _earlier(trial)[max(0, 2 - own) :]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
         row = self._last.pop(trial.trial_id, {})
-        ran_out = row.get("step") == trial.config["cell"]["steps"]
-        if ran_out or row.get("verdict/state"):
-            own = sorted(Path(str(trial.local_path)).glob("checkpoint_*"), reverse=True)
-            newest_first = [*own, *map(Path, trial.config["cell"]["checkpoints"])]
-            keep = 1 if row.get("verdict/state") and trial.config["cell"]["device"] != "cpu" else 0
-            for folder in newest_first[keep:]:
-                shutil.rmtree(folder, ignore_errors=True)
+        cell = trial.config["cell"]
+        diverged = bool(row.get("verdict/state"))
+        if not diverged and row.get("step") != cell["steps"]:
+            return
+        newest_first = [*_own(trial), *_earlier(trial)]
+        if cell["label"] in self.keep:
+            self._keep(cell["label"], newest_first[0])
+        for folder in checkpoints.surplus(newest_first, diverged, cell["device"]):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep(self, label: str, checkpoint: Path) -> None:
+        """The weights alone, loadable with `weights_only=True`."""
+        weights = checkpoints.load(checkpoint)["model"]
+        self.folder.weights.mkdir(exist_ok=True)
+        with whole(self.folder.kept_weights(label)) as file:
+            torch.save(weights, file)
+
+
+def _own(trial: Trial) -> list[Path]:
+    """Checkpoints of this trial, newest first."""
+    return sorted(Path(str(trial.path)).glob("checkpoint_*"), reverse=True)
+
+
+def _earlier(trial: Trial) -> list[Path]:
+    """Those it could go on from when it began, best first."""
+    return [Path(folder) for folder in trial.config["cell"]["checkpoints"]]

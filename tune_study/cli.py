@@ -1,7 +1,7 @@
 """The command line: prepare, sweep, status, report, calibrate, replay.
 
-Exit codes: 0 done; 1 some cells errored; 2 a setting or file is wrong, one line says which;
-130 interrupted, run the same command again to go on.
+Exit codes: 0 done; 1 some cells errored, or the sweep could not go on; 2 a setting or file is
+wrong, one line says which; 130 interrupted. After 1 and 130 the same command goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import search_spaces
+from tune_study import signals
 from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
 
@@ -31,7 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="When does a small language model need QK-norm? Sweeps learning rate, depth, "
     "QK-norm and seed with Ray Tune, and reports what the sweep shows.",
-    epilog="Exit codes: 0 done, 1 cells errored, 2 wrong setting or file, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 cells errored or the sweep was stopped, 2 wrong setting or "
+    "file, 130 interrupted.",
 )
 
 StudyName = Annotated[
@@ -63,6 +65,9 @@ CriterionName = Annotated[
     typer.Option("--criterion", help="Rules of divergence: " + ", ".join(CRITERIA) + "."),
 ]
 
+SHOW_CURSOR = b"\x1b[?25h"
+"""The live progress line hides it."""
+
 DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
 
 
@@ -90,6 +95,15 @@ def sweep(
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Seconds between checkpoints of a running cell.")
     ] = None,
+    keep_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Cell to keep the final weights of, such as d2-off-lr1.000e-01-s0 or 'd2-*-s0'."
+        ),
+    ] = None,
+    retry_errored: Annotated[
+        bool, typer.Option("--retry-errored", help="Also run cells that errored too often.")
+    ] = False,
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write the report at the end.")
     ] = True,
@@ -110,28 +124,46 @@ def sweep(
     wanted = wanted.replace(base=device.settle(wanted.base))
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
+    if keep_weights is not None:
+        wanted = wanted.replace(keep_weights=tuple(keep_weights))
     folder = StudyFolder(runs, wanted.name)
     with folder.lock():
         _prepare(wanted, data)
         tokens = open_tokens(wanted.base.data, data)
-        folder.refuse_if_different(wanted, tokens.manifest.checksum)
-        plan = engine.plan(wanted, folder, tokens.manifest.checksum)
+        damage = folder.refuse_if_different(wanted, tokens.manifest.checksum)
+        plan = engine.plan(wanted, folder, tokens.manifest.checksum, retry_errored)
+        for line in (*damage, *plan.damage):
+            print(f"damaged: {line}", file=sys.stderr)
         folder.write(wanted, tokens.manifest.model_dump(mode="json"))
+        for checkpoint in plan.surplus:
+            shutil.rmtree(checkpoint, ignore_errors=True)
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
-        outcome = _run(plan, folder, tokens) if plan.todo else engine.Outcome(False, {})
-    if not plan.todo:
-        print(f"{wanted.name}: all {len(wanted)} cells are done.")
+            outcome = _run(plan, folder, tokens)
+        else:
+            outcome = engine.Outcome(False, "", {})
+            print(f"{wanted.name}: {plan.done} of {len(wanted)} cells are done, none to run.")
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
+    if outcome.stopped:
+        print(f"Everything reported is kept. Go on with: {_command()}", flush=True)
+        print(f"Stopped: {outcome.stopped}", file=sys.stderr, flush=True)
+        os._exit(1)  # Ray would wait for its servers at exit; the reaper has ended them
     if with_report:
         _report(folder, wanted, folder.report)
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
+    for label, errors in plan.given_up.items():
+        print(
+            f"{label}: not run again after {engine.MAX_FAILURES} errors: {errors}", file=sys.stderr
+        )
     if outcome.errors:
         print(f"{len(outcome.errors)} cells errored. Try them again with: {_command()}")
+    if plan.given_up:
+        print(f"{len(plan.given_up)} cells not run. Try them with --retry-errored.")
+    if outcome.errors or plan.given_up:
         raise typer.Exit(1)
 
 
@@ -140,7 +172,10 @@ def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
     """Print how far a study is, running or not, and what it shows so far."""
     from analysis.summary import summarise
 
-    _print_summary(summarise(_load(runs, study)))
+    results = _load(runs, study)
+    _print_summary(summarise(results))
+    for cell in results.cells[results.cells["state"] == "errored"].itertuples():
+        print(f"errored: {cell.cell}: {cell.reason}")
 
 
 @app.command()
@@ -226,8 +261,6 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
         f"{engine.concurrency(study)} at a time on {base.device}, "
         f"{base.precision}, {base.threads} thread{'s' if base.threads > 1 else ''} each."
     )
-    for line in plan.damage:
-        print(f"damaged: {line}", file=sys.stderr)
     steps = sum(cell.config.steps - cell.last_step for cell in plan.todo)
     progress = Progress(len(study), plan.done, steps)
     try:
@@ -334,10 +367,17 @@ def _command() -> str:
 def main() -> None:
     """Runs the command line; a wrong setting is one line and exit code 2."""
     try:
-        app()
+        with signals.handling(_end_at_once):
+            app()
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. Go on with: {_command()}", file=sys.stderr)
-        sys.exit(130)
+
+
+def _end_at_once(number: int, frame: Any) -> None:
+    """Ends this process; what it writes is whole or recognised, what Ray runs the reaper ends."""
+    # Not through Python's streams: the signal may have come while they are in use.
+    os.write(2, f"\nInterrupted. Go on with: {_command()}\n".encode())
+    if sys.stdout.isatty():
+        os.write(1, SHOW_CURSOR)
+    os._exit(130)

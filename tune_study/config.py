@@ -400,6 +400,9 @@ class Study(Config):
     checkpoint_every_s: float = Field(
         30.0, ge=0, description="seconds between checkpoints of a running cell, 0 or above"
     )
+    keep_weights: tuple[str, ...] = Field(
+        (), description="a list of cells, or patterns such as 'd2-*-s0', to keep final weights of"
+    )
 
     @field_validator("axes", mode="before")
     @classmethod

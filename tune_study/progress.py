@@ -56,6 +56,9 @@ class Progress(Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any
     ) -> None:
+        if trial.trial_id not in self.last:
+            for why in result["checkpoints_skipped"]:
+                self._say(f"{result['cell']}: {why}; went on from step {result['resumed_step']}")
         before = self.last.get(trial.trial_id, {}).get("step", trial.config["cell"]["last_step"])
         self.steps_done += max(0, result["step"] - before)
         self.last[trial.trial_id] = result
@@ -78,7 +81,7 @@ class Progress(Callback):
     ) -> None:
         self.last.pop(trial.trial_id, None)
         self.states["errored"] += 1
-        self.console.print(f"{trial.config['cell']['label']}: errored; see {trial.local_path}")
+        self._say(f"{trial.config['cell']['label']}: errored")
 
     def close(self) -> None:
         """Stops showing and leaves the last state on the screen."""
@@ -95,6 +98,9 @@ class Progress(Callback):
             return None
         elapsed = time.monotonic() - self.started
         return elapsed * max(0, self.steps - self.steps_done) / self.steps_done
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)
 
     def _show(self) -> None:
         if self._live is not None:

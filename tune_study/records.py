@@ -8,6 +8,7 @@ known) alike. Plain files only: no Ray, no snapshot of Ray's that a kill could h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ import orjson
 
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import Row, Verdict, diverged
+from tune_study.store import EXPERIMENT
 
-CHECKPOINT_FILE = "trainer.pt"
-"""The one file of a checkpoint folder."""
+REASON_LENGTH = 160
+"""Characters of an error's last line beyond which its first sentence must do."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,26 @@ class Attempt:
     def rows(self, damage: list[str]) -> list[Row]:
         """The rows of result.json that are whole; a line in `damage` for each that is not."""
         rows: list[Row] = []
+        name = _name(self.folder)
         try:
             lines = (self.folder / "result.json").read_bytes().split(b"\n")
         except FileNotFoundError:
             return rows  # the trial never reported
+        except OSError as error:
+            damage.append(f"{name}: result.json: {error.strerror}; it is not used")
+            return rows
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
             row = _parsed(line)
             if row is None:
-                damage.append(
-                    f"{_name(self.folder)}: line {number} of result.json is torn; it is not used"
-                )
+                damage.append(f"{name}: line {number} of result.json is torn; it is not used")
+            elif row.get("identity", self.identity) != self.identity:
+                damage.append(f"{name}: line {number} of result.json is another cell's")
             else:
                 rows.append(row)
+        if len({row["step"] for row in rows}) < len(rows):
+            damage.append(f"{name}: result.json has a step twice; the later line is used")
         return rows
 
 
@@ -92,18 +100,33 @@ class Record:
         return contiguous
 
     def checkpoints(self) -> list[Path]:
-        """Checkpoint folders, newest first."""
+        """Checkpoint folders, whole or not, newest first."""
         return [
             checkpoint
             for attempt in reversed(self.attempts)
             for checkpoint in sorted(attempt.folder.glob("checkpoint_*"), reverse=True)
-            if (checkpoint / CHECKPOINT_FILE).is_file()
         ]
 
     @property
     def errors(self) -> list[str]:
-        """The last line of each attempt's error, oldest first."""
+        """Each attempt's error in one line, oldest first."""
         return [attempt.error for attempt in self.attempts if attempt.error]
+
+    @property
+    def reasons(self) -> str:
+        """All its errors in one line, each once with its count."""
+        counts = Counter(self.errors)
+        return "; ".join(f"{why} ({n} times)" if n > 1 else why for why, n in counts.items())
+
+    def failures(self) -> int:
+        """Attempts that ended in an error since one last reported a step not known before."""
+        furthest, count = 0, 0
+        for attempt in self.attempts:
+            last = max((row["step"] for row in attempt.rows([])), default=0)
+            if last > furthest:
+                furthest, count = last, 0
+            count += bool(attempt.error)
+        return count
 
 
 def report_steps(config: TrialConfig) -> Iterator[int]:
@@ -136,7 +159,10 @@ def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:
     """
     records: dict[str, Record] = {}
     damage: list[str] = []
-    for experiment in sorted(p for p in experiments.glob("*") if p.is_dir()):
+    for experiment in sorted((p for p in experiments.glob("*") if p.is_dir()), key=_number):
+        if not EXPERIMENT.fullmatch(experiment.name):
+            damage.append(f"{experiment.name}: no start of this study; the folder is not used")
+            continue
         for folder in sorted(p for p in experiment.iterdir() if p.is_dir()):
             attempt = _attempt(folder, damage)
             if attempt is not None:
@@ -144,18 +170,43 @@ def read(experiments: Path) -> tuple[dict[str, Record], list[str]]:
     return records, damage
 
 
+def _number(experiment: Path) -> tuple[int, str]:
+    """Order of the starts: by number, since a thousandth would sort before the second."""
+    name = EXPERIMENT.fullmatch(experiment.name)
+    return int(name[1]) if name else 0, experiment.name
+
+
 def _attempt(folder: Path, damage: list[str]) -> Attempt | None:
+    """The trial in a folder; None for a folder without one, or one that is not its place."""
     name = _name(folder)
+    if not any(folder.iterdir()):
+        return None  # made for a trial that did not begin
     try:
         cell = orjson.loads((folder / "params.json").read_bytes())["cell"]
         label, identity = cell["label"], cell["identity"]
-    except FileNotFoundError:
-        damage.append(f"{name}: params.json is missing; the folder is not used")
-        return None
-    except (ValueError, KeyError, TypeError):
-        damage.append(f"{name}: params.json is damaged; the folder is not used")
+        home = cell.get("experiment", folder.parent.name), label
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Every row tells whose it is too.
+        row = _first_row(folder)
+        if not {"cell", "identity"} <= row.keys():
+            damage.append(f"{name}: params.json is missing or damaged; the folder is not used")
+            return None
+        damage.append(f"{name}: params.json is missing or damaged; its reports are used")
+        label, identity = row["cell"], row["identity"]
+        home = folder.parent.name, label
+    if home != (folder.parent.name, folder.name):
+        damage.append(f"{name}: a copy of {'/'.join(home)}; the folder is not used")
         return None
     return Attempt(folder, label, identity, _error(folder))
+
+
+def _first_row(folder: Path) -> Row:
+    """The first whole row of a trial; empty if there is none."""
+    try:
+        lines = (folder / "result.json").read_bytes().split(b"\n")
+    except OSError:
+        return {}
+    return next(filter(None, map(_parsed, lines)), {})
 
 
 def _name(folder: Path) -> str:
@@ -167,13 +218,21 @@ def _parsed(line: bytes) -> Row | None:
         row = orjson.loads(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
 
 
 def _error(folder: Path) -> str:
-    """The last line of Tune's error file, or nothing."""
+    """What an errored trial died of, in one line; nothing if it did not error."""
     try:
-        lines = (folder / "error.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+        text = (folder / "error.txt").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "unknown error")
+    except OSError:
+        return "unknown error"
+    last = error_line(text) or "unknown error"
+    return last if len(last) <= REASON_LENGTH else last.partition(". ")[0].rstrip(".") + "."
+
+
+def error_line(text: str) -> str:
+    """The line of a traceback that says what it was: its last; empty if it has none."""
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")

@@ -7,17 +7,16 @@ batches, is no evidence about its learning rate.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
-
+from tune_study import checkpoints
 from tune_study.config import ConfigError, Criterion, Study, TrialConfig
 from tune_study.data import Tokens
 from tune_study.divergence import Finish, Row, Verdict, failed
+from tune_study.files import write_whole
 from tune_study.identity import identity
-from tune_study.records import CHECKPOINT_FILE, Record, ended, read
+from tune_study.records import Record, ended, read
 from tune_study.store import StudyFolder
 from tune_study.trainer import Trainer
 
@@ -145,7 +144,7 @@ def _trainer(config: TrialConfig, tokens: Tokens, record: Record, last_step: int
     trainer = Trainer(config.replace(**CPU), tokens)
     for folder in record.checkpoints():
         try:
-            state = torch.load(folder / CHECKPOINT_FILE, weights_only=True, map_location="cpu")
+            state = checkpoints.load(folder)
             # The checkpoint is this cell's, but for where and in what precision it ran.
             state["config"] |= CPU
             trainer.load_state_dict(state)
@@ -161,8 +160,6 @@ def _trainer(config: TrialConfig, tokens: Tokens, record: Record, last_step: int
 
 def _write(folder: StudyFolder, outcome: Replay) -> None:
     folder.replays.mkdir(exist_ok=True)
-    path = folder.replays / f"{outcome.cell}.json"
-    part = path.with_suffix(".part")
     content = asdict(outcome) | {"agrees": outcome.agrees, "sentence": outcome.sentence}
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    path = folder.replays / f"{outcome.cell}.json"
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

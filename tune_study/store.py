@@ -5,6 +5,7 @@
 <runs>/<study>/report/      made from them
 <runs>/<study>/calibration/ what rules of divergence do to a control study
 <runs>/<study>/replays/     cells run again on CPU, one JSON file a cell
+<runs>/<study>/weights/     final weights of the cells that the study keeps them of
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -21,6 +23,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tune_study.config import ConfigError, Study
+from tune_study.files import write_whole
+
+EXPERIMENT = re.compile(r"sweep-(\d+)")
+"""What Tune's experiments in a study are called."""
+
+LOCK_WAIT_S = 1.0
+"""How long a start waits for the lock: `status` takes it for a moment to see whether it is free."""
+
+
+class DamagedError(ConfigError):
+    """A study.json that is there and cannot be read."""
 
 
 class StudyFolder:
@@ -32,6 +45,7 @@ class StudyFolder:
         self.report = self.path / "report"
         self.calibration = self.path / "calibration"
         self.replays = self.path / "replays"
+        self.weights = self.path / "weights"
         self._file = self.path / "study.json"
 
     def exists(self) -> bool:
@@ -45,17 +59,22 @@ class StudyFolder:
             ConfigError: if there is none, or it is damaged.
         """
         try:
-            return json.loads(self._file.read_text(encoding="utf-8"))
+            content: dict[str, Any] = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             raise ConfigError(
                 f"{self.path}: holds no study. Start it with: "
                 f"python -m tune_study sweep {self.path.name}"
             ) from None
-        except ValueError:
-            raise ConfigError(
+        except (OSError, ValueError):
+            content = {}
+        if not isinstance(content, dict) or not all(
+            isinstance(content.get(part), dict) for part in ("study", "data", "versions")
+        ):
+            raise DamagedError(
                 f"{self._file}: is damaged. Run the study again, it is written anew, "
                 "or bring the file back."
-            ) from None
+            )
+        return content
 
     def study(self) -> Study:
         """The study that was started here."""
@@ -69,25 +88,30 @@ class StudyFolder:
             "data": manifest,
             "versions": versions(),
         }
-        part = self._file.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(part, self._file)
+        write_whole(self._file, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
-    def refuse_if_different(self, study: Study, checksum: str) -> None:
+    def refuse_if_different(self, study: Study, checksum: str) -> list[str]:
         """Refuses a study that differs from the stored one in more than its axes and arms.
 
         Other axes or arms ask for other cells, which is an extension; anything else would mix
-        results.
+        results. A damaged study.json refuses nothing: cells are known by their identity, so
+        what is not theirs stays apart all the same.
+
+        Returns:
+            a line on a study.json that is damaged; `write` replaces it.
 
         Raises:
             ConfigError: naming every difference and the remedy.
         """
         if not self.exists():
-            return
-        stored = self.read()
+            return []
+        try:
+            stored = self.read()
+        except DamagedError:
+            return [f"{self._file.name}; it is written anew"]
         # Through Study: a setting that did not exist then stands at what it now is by default.
         old, new = (_flat(s.model_dump(mode="json")) for s in (self.study(), study))
-        free = {"description", "checkpoint_every_s", "arms", "base.diagnostics"}
+        free = {"description", "checkpoint_every_s", "keep_weights", "arms", "base.diagnostics"}
         differences = [
             f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
             for key in sorted(old.keys() | new.keys())
@@ -105,11 +129,17 @@ class StudyFolder:
                 f"{study.name}: differs from the study in {self.path}: {'; '.join(differences)}. "
                 "Give it another name (--name), or change it back."
             )
+        return []
 
     def next_experiment(self) -> str:
         """Name of the next experiment, after all that are there."""
-        taken = [int(p.name.rpartition("-")[2]) for p in self.experiments.glob("sweep-[0-9]*")]
+        named = (EXPERIMENT.fullmatch(path.name) for path in self.experiments.glob("*"))
+        taken = (int(name[1]) for name in named if name)
         return f"sweep-{max(taken, default=0) + 1:03d}"
+
+    def kept_weights(self, label: str) -> Path:
+        """Where the final weights of a cell lie, if the study keeps them."""
+        return self.weights / f"{label}.pt"
 
     def lock(self) -> FileLock:
         """Takes the study for this process; the operating system frees it when that ends.
@@ -121,7 +151,7 @@ class StudyFolder:
         lock = FileLock(self.path / ".lock")
         holder = self.path / ".holder"
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=LOCK_WAIT_S)
         except Timeout:
             try:
                 who = holder.read_text(encoding="utf-8").strip()
@@ -143,6 +173,8 @@ class StudyFolder:
             lock.acquire(timeout=0)
         except Timeout:
             return True
+        except OSError:
+            return False  # a folder that cannot be written is no sweep's
         lock.release()
         return False
 

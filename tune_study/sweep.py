@@ -3,22 +3,28 @@
 Going on is starting: every start reads what earlier ones left (`records`), and makes a new
 Tune experiment of exactly the cells that have no result yet, each from its last usable
 checkpoint. Tune's own restore is not used: it ignores a changed grid, and repeats rows.
+docs/resume.md says what is promised and how it is shown.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tune_study.config import Study, TrialConfig
+from tune_study import checkpoints, disk, signals
+from tune_study.config import ConfigError, Study, TrialConfig
 from tune_study.data import Tokens
-from tune_study.divergence import Row
+from tune_study.divergence import Row, Verdict
 from tune_study.identity import identity
 from tune_study.records import Record, ended, read
 from tune_study.store import StudyFolder
@@ -31,19 +37,32 @@ os.environ.update(
         "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours ends the sweep in order
         "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0, no output but ours
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # when its server is gone, not a minute
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray 2.60 asks for a choice, or warns
     }
 )
 
+CHECKPOINTS_KEPT = 2
+"""Of a running cell: the newest may be cut off while it is written."""
+
+MAX_FAILURES = 3
+"""Errors of a cell, without a step gained in between, after which a start leaves it alone."""
+
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell to run: its settings, name, and how far earlier starts came with it."""
+    """One cell to run, and how far earlier starts came with it.
+
+    Attributes:
+        config, identity: its settings, and what is known of it under.
+        rows: its reports so far.
+        checkpoints: folders of those it can go on from, best first.
+    """
 
     config: TrialConfig
     identity: str
-    record: Record
     rows: list[Row]
+    checkpoints: tuple[Path, ...]
 
     @property
     def label(self) -> str:
@@ -58,35 +77,113 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a start of the study will do."""
+    """What a start of the study will do.
+
+    Attributes:
+        done: cells that have their result.
+        todo: cells to run.
+        given_up: cells that errored too often, by label, with their errors.
+        surplus: checkpoint folders that nothing needs any more.
+        keep: cells whose final weights are kept.
+        damage: a line for each thing found damaged or foreign.
+    """
 
     study: Study
+    keep: frozenset[str]
     done: int
     todo: tuple[Cell, ...]
+    given_up: dict[str, str]
+    surplus: tuple[Path, ...]
     damage: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended."""
+    """How a sweep ended.
+
+    Attributes:
+        interrupted: by the user.
+        stopped: why it could not go on; empty if it could.
+        errors: cells that errored, by label, with the reason.
+    """
 
     interrupted: bool
+    stopped: str
     errors: dict[str, str]
 
 
-def plan(study: Study, folder: StudyFolder, checksum: str) -> Plan:
-    """Compares what the study asks for with what its folder holds."""
+def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool = False) -> Plan:
+    """Compares what the study asks for with what its folder holds.
+
+    Args:
+        retry_errored: also run cells that errored MAX_FAILURES times.
+
+    Raises:
+        ConfigError: if a pattern of `keep_weights` fits no cell.
+    """
     records, damage = read(folder.experiments)
-    todo, done = [], 0
+    keep = _keep(study)
+    todo: list[Cell] = []
+    given_up: dict[str, str] = {}
+    surplus: list[Path] = []
+    done = 0
     for config in study.cells():
         name = identity(config, checksum)
         record = records.get(name, Record())
         rows = record.history(config, damage)
-        if ended(rows, config, study.criterion) is None:
-            todo.append(Cell(config, name, record, rows))
-        else:
+        verdict = ended(rows, config, study.criterion)
+        if verdict and (config.label not in keep or folder.kept_weights(config.label).is_file()):
             done += 1
-    return Plan(study, done, tuple(todo), tuple(damage))
+            diverged = verdict.state == "diverged"
+            surplus += checkpoints.surplus(record.checkpoints(), diverged, config.device)
+        elif record.errors and not retry_errored and record.failures() >= MAX_FAILURES:
+            given_up[config.label] = record.reasons
+        else:
+            found = _usable(record, rows, verdict, damage)
+            todo.append(Cell(config, name, rows, tuple(found)))
+    return Plan(study, keep, done, tuple(todo), given_up, tuple(surplus), tuple(damage))
+
+
+def _keep(study: Study) -> frozenset[str]:
+    """The cells whose final weights the study keeps.
+
+    Raises:
+        ConfigError: if a pattern fits none.
+    """
+    labels = [config.label for config in study.cells()]
+    found: set[str] = set()
+    for pattern in study.keep_weights:
+        fitting = {label for label in labels if fnmatchcase(label, pattern)}
+        if not fitting:
+            raise ConfigError(
+                f"keep_weights = {pattern!r}: fits no cell of {study.name}. "
+                f"Give a cell such as {labels[0]}, or a pattern such as 'd*-s0'."
+            )
+        found |= fitting
+    return frozenset(found)
+
+
+def _usable(
+    record: Record, rows: list[Row], verdict: Verdict | None, damage: list[str]
+) -> list[Path]:
+    """Checkpoints from which the cell goes on where these rows end, latest step first.
+
+    A cell that has ended runs again only for its weights; its end must be reported anew.
+    """
+    digests = {row["step"]: row.get("digest") for row in (rows[:-1] if verdict else rows)}
+    usable: list[tuple[int, Path]] = []
+    for folder in record.checkpoints():
+        name = f"{folder.parent.parent.name}/{folder.parent.name}/{folder.name}"
+        try:
+            stamp = checkpoints.stamp(folder)
+        except checkpoints.CheckpointError as error:
+            damage.append(f"{name}: {error}; it is not used")
+            continue
+        if digests.get(stamp.step) == stamp.digest:
+            usable.append((stamp.step, folder))
+        elif verdict is None:
+            damage.append(f"{name}: its report of step {stamp.step} is not there; it is not used")
+    return [folder for _, folder in sorted(usable, key=lambda found: -found[0])]
 
 
 def concurrency(study: Study) -> int:
@@ -100,23 +197,32 @@ def concurrency(study: Study) -> int:
     return max(1, (os.cpu_count() or 1) // study.base.threads)
 
 
-def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outcome:
+def run(
+    plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any, reuse_actors: bool = True
+) -> Outcome:
     """Runs the cells of a plan to their ends, or until interrupted.
+
+    Raises:
+        ConfigError: if the disk has too little room.
 
     Args:
         plan: which cells.
         folder: where the study lies; a new Tune experiment is made in it.
         tokens: the prepared corpus, verified.
         progress: a tune.Callback that shows what happens.
+        reuse_actors: train one cell after another in the same process, which saves seconds a
+            cell and changes no number.
     """
     # Ray takes seconds to import; nothing above needs it.
     from ray import tune
 
     from trainable import GPTTrainable
-    from tune_study.callbacks import FinishedCheckpoints, RowLogger
+    from tune_study.callbacks import Checkpoints, RowLogger
+    from tune_study.guard import Guard, StoppedError, explain
     from tune_study.stopper import DivergenceStopper
 
     study, at_once = plan.study, concurrency(plan.study)
+    disk.check(plan, folder, tokens.vocab_size, at_once, CHECKPOINTS_KEPT)
     cpus = study.base.threads if study.base.device == "cpu" else 1
     gpus = 1 if study.base.device == "cuda" else 0
     # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
@@ -126,46 +232,68 @@ def run(plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any) -> Outco
         {cell.label: cell.config.warmup_steps for cell in plan.todo},
         {cell.label: cell.rows for cell in plan.todo},
     )
-    with _ray(cpus * at_once, gpus, at_once), _interruptible(stopper.halt) as interrupted:
-        tune.Tuner(
-            tune.with_resources(GPTTrainable, resources),
-            param_space={
-                "cell": tune.grid_search([_trial_config(cell) for cell in plan.todo]),
-                "data": {"root": str(tokens.folder.parent), "checksum": tokens.manifest.checksum},
-                "checkpoint_every_s": study.checkpoint_every_s,
-            },
-            tune_config=tune.TuneConfig(
-                max_concurrent_trials=at_once,
-                reuse_actors=True,
-                trial_name_creator=_trial_name,
-                trial_dirname_creator=_trial_name,
-            ),
-            run_config=tune.RunConfig(
-                name=folder.next_experiment(),
-                storage_path=str(folder.experiments),
-                stop=stopper,
-                verbose=0,
-                callbacks=[RowLogger(), FinishedCheckpoints(), progress],
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=2, checkpoint_at_end=False),
-            ),
-        ).fit()
-        stopped = interrupted()
+    guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
+    experiment = folder.next_experiment()
+    stopped = ""
+    try:
+        with (
+            signals.kept() as outside,  # Ray sets its own
+            _ray(cpus * at_once, gpus, at_once, outside) as session,
+            signals.orderly(stopper.halt, outside) as interrupted,
+        ):
+            tuner = tune.Tuner(
+                tune.with_resources(GPTTrainable, resources),
+                param_space={
+                    "cell": tune.grid_search(
+                        [_trial_config(cell, experiment) for cell in plan.todo]
+                    ),
+                    "data": {
+                        "root": str(tokens.folder.parent),
+                        "checksum": tokens.manifest.checksum,
+                    },
+                    "checkpoint_every_s": study.checkpoint_every_s,
+                },
+                tune_config=tune.TuneConfig(
+                    max_concurrent_trials=at_once,
+                    reuse_actors=reuse_actors,
+                    trial_name_creator=_trial_name,
+                    trial_dirname_creator=_trial_name,
+                ),
+                run_config=tune.RunConfig(
+                    name=experiment,
+                    storage_path=str(folder.experiments),
+                    stop=stopper,
+                    verbose=0,
+                    callbacks=[guard, RowLogger(), Checkpoints(folder, plan.keep), progress],
+                    checkpoint_config=tune.CheckpointConfig(
+                        num_to_keep=CHECKPOINTS_KEPT, checkpoint_at_end=False
+                    ),
+                ),
+            )
+            tuner.fit()
+    except (Exception, StoppedError) as error:
+        stopped = explain(error, folder)
+        if not stopped:
+            raise
+    else:
+        shutil.rmtree(session, ignore_errors=True)  # its logs would fill the disk start by start
     records, _ = read(folder.experiments)
     errors = {
         cell.label: records[cell.identity].errors[-1]
         for cell in plan.todo
         if cell.identity in records and records[cell.identity].attempts[-1].error
     }
-    return Outcome(stopped, errors)
+    return Outcome(not stopped and interrupted(), stopped, errors)
 
 
-def _trial_config(cell: Cell) -> dict[str, Any]:
+def _trial_config(cell: Cell, experiment: str) -> dict[str, Any]:
     return {
         **cell.config.model_dump(mode="json"),
         "label": cell.label,
         "arm": cell.config.arm,
         "identity": cell.identity,
-        "checkpoints": [str(path) for path in cell.record.checkpoints()],
+        "experiment": experiment,
+        "checkpoints": [str(path) for path in cell.checkpoints],
         "last_step": cell.last_step,
     }
 
@@ -175,8 +303,11 @@ def _trial_name(trial: Any) -> str:
 
 
 @contextmanager
-def _ray(cpus: int, gpus: int, slots: int) -> Iterator[None]:
-    """A Ray of our own on this machine, gone when we are done."""
+def _ray(cpus: int, gpus: int, slots: int, outside: dict[int, Any]) -> Iterator[Path]:
+    """A Ray of our own on this machine, gone when we are done; yields the folder of its logs.
+
+    SIGTERM while it starts is answered as `outside` does.
+    """
     import ray
 
     # Workers inherit the environment: they find `trainable` whatever folder we started in.
@@ -184,36 +315,46 @@ def _ray(cpus: int, gpus: int, slots: int) -> Iterator[None]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        num_gpus=gpus,
-        resources={"trial_slot": slots},
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=128 * 2**20,  # trials exchange rows, not tensors
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    group = os.getpgrp()
+    with _reaper() as all_started:
+        try:
+            context: Any = ray.init(
+                address="local",
+                num_cpus=cpus,
+                num_gpus=gpus,
+                resources={"trial_slot": slots},
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                object_store_memory=128 * 2**20,  # trials exchange rows, not tensors
+            )
+        except SystemExit:  # Ray's own answer while it starts
+            signals.deliver(signal.SIGTERM, outside)
+            raise
+        if os.getpgrp() != group:
+            # Where the kernel cannot end children with their parent, Ray makes a process group
+            # of its own, and the terminal's Ctrl-C would no longer reach us.
+            os.setpgid(0, group)
+        all_started()
+        yield Path(context.address_info["session_dir"])
+        ray.shutdown()  # not after an error: the reaper ends what Ray could not
 
 
 @contextmanager
-def _interruptible(halt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM end the sweep in order; the second time, at once."""
-    seen: list[int] = []
+def _reaper() -> Iterator[Callable[[], None]]:
+    """A process that ends what Ray leaves behind when this one is gone, however it ends."""
+    script = Path(__file__).with_name("reaper.py")
+    with subprocess.Popen(
+        [sys.executable, "-P", str(script), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # the terminal's signals are not for it
+    ) as process:
+        assert process.stdin is not None
+        pipe = process.stdin.fileno()
 
-    def handler(number: int, frame: Any) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-        halt()
+        def all_started() -> None:
+            os.write(pipe, b"\n")
 
-    previous = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number, old in previous.items():
-            signal.signal(number, old)
+        yield all_started
