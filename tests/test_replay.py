@@ -105,9 +105,12 @@ def test_of_a_cell_that_diverged_on_an_accelerator_one_checkpoint_stays(
     own = [tmp_path / "own" / f"checkpoint_00000{i}" for i in numbers]
     for folder in (earlier, *own):
         folder.mkdir(parents=True)
-    cell = {"label": "c", "steps": 12, "device": device, "checkpoints": [str(earlier)]}
+    cell = {"label": "c", "steps": 12, "device": device}
+    plan = SimpleNamespace(
+        keep=frozenset(), todo=[SimpleNamespace(label="c", checkpoints=(earlier,), others=())]
+    )
     trial = SimpleNamespace(trial_id="t", config={"cell": cell}, path=str(tmp_path / "own"))
-    callback = Checkpoints(StudyFolder(tmp_path, "left"), frozenset())
+    callback = Checkpoints(StudyFolder(tmp_path, "left"), plan)
     callback.on_trial_result(0, [], trial, row)
     callback.on_trial_complete(0, [], trial)
     there = sorted(f"{p.parent.name}/{p.name}" for p in tmp_path.rglob("checkpoint_*"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from ray.tune import Callback
@@ -15,6 +16,9 @@ from ray.tune.result import DONE, SHOULD_CHECKPOINT
 from tune_study import checkpoints
 from tune_study.files import whole, write_whole
 from tune_study.store import StudyFolder
+
+if TYPE_CHECKING:
+    from tune_study.sweep import Plan
 
 UNREAD = frozenset(
     {
@@ -72,12 +76,14 @@ class Checkpoints(Callback):
 
     Args:
         folder: the study's.
-        keep: labels of the cells whose final weights stay.
+        plan: says which checkpoints earlier starts left, and of which cells weights are kept.
     """
 
-    def __init__(self, folder: StudyFolder, keep: frozenset[str]) -> None:
+    def __init__(self, folder: StudyFolder, plan: Plan) -> None:
         self.folder = folder
-        self.keep = keep
+        self.keep = plan.keep
+        self.usable = {cell.label: cell.checkpoints for cell in plan.todo}
+        self.others = {cell.label: cell.others for cell in plan.todo}
         self._last: dict[str, dict[str, Any]] = {}
 
     def on_trial_result(
@@ -91,9 +97,8 @@ class Checkpoints(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any
     ) -> None:
         """With one of its own a cell needs one of earlier starts; with two, none."""
-        own = len(_own(trial))
-        for folder in _earlier(trial)[max(0, 2 - own) :]:
-            shutil.rmtree(folder, ignore_errors=True)
+        cell = trial.config["cell"]["label"]
+        _delete((*self.usable[cell][max(0, 2 - len(_own(trial))) :], *self.others[cell]))
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -103,11 +108,11 @@ class Checkpoints(Callback):
         diverged = bool(row.get("verdict/state"))
         if not diverged and row.get("step") != cell["steps"]:
             return
-        newest_first = [*_own(trial), *_earlier(trial)]
-        if cell["label"] in self.keep:
-            self._keep(cell["label"], newest_first[0])
-        for folder in checkpoints.surplus(newest_first, diverged, cell["device"]):
-            shutil.rmtree(folder, ignore_errors=True)
+        label = cell["label"]
+        best_first = [*_own(trial), *self.usable[label], *self.others[label]]
+        if label in self.keep:
+            self._keep(label, best_first[0])
+        _delete(checkpoints.surplus(best_first, diverged, cell["device"]))
 
     def _keep(self, label: str, checkpoint: Path) -> None:
         """The weights alone, loadable with `weights_only=True`."""
@@ -122,6 +127,6 @@ def _own(trial: Trial) -> list[Path]:
     return sorted(Path(str(trial.path)).glob("checkpoint_*"), reverse=True)
 
 
-def _earlier(trial: Trial) -> list[Path]:
-    """Those it could go on from when it began, best first."""
-    return [Path(folder) for folder in trial.config["cell"]["checkpoints"]]
+def _delete(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -57,12 +57,14 @@ class Cell:
         config, identity: its settings, and what is known of it under.
         rows: its reports so far.
         checkpoints: folders of those it can go on from, best first.
+        others: folders of those it cannot.
     """
 
     config: TrialConfig
     identity: str
     rows: list[Row]
     checkpoints: tuple[Path, ...]
+    others: tuple[Path, ...]
 
     @property
     def label(self) -> str:
@@ -139,8 +141,9 @@ def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool =
         elif record.errors and not retry_errored and record.failures() >= MAX_FAILURES:
             given_up[config.label] = record.reasons
         else:
-            found = _usable(record, rows, verdict, damage)
-            todo.append(Cell(config, name, rows, tuple(found)))
+            usable = _usable(record, rows, verdict, damage)
+            others = (folder for folder in record.checkpoints() if folder not in usable)
+            todo.append(Cell(config, name, rows, tuple(usable), tuple(others)))
     return Plan(study, keep, done, tuple(todo), given_up, tuple(surplus), tuple(damage))
 
 
@@ -264,7 +267,7 @@ def run(
                     storage_path=str(folder.experiments),
                     stop=stopper,
                     verbose=0,
-                    callbacks=[guard, RowLogger(), Checkpoints(folder, plan.keep), progress],
+                    callbacks=[guard, RowLogger(), Checkpoints(folder, plan), progress],
                     checkpoint_config=tune.CheckpointConfig(
                         num_to_keep=CHECKPOINTS_KEPT, checkpoint_at_end=False
                     ),
