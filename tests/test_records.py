@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -25,12 +26,14 @@ def row(step, loss=2.0, resumed=0):
     }
 
 
-def trial(experiments, experiment, rows, label="a", identity="id", error=None, saved=()):
-    folder = experiments / experiment / label
+def trial(experiments, experiment, rows, error=None, saved=(), experiment_known=False):
+    """Writes the trial of cell `a`."""
+    folder = experiments / experiment / "a"
     folder.mkdir(parents=True)
-    (folder / "params.json").write_text(
-        json.dumps({"cell": {"label": label, "identity": identity}})
+    cell = {"label": "a", "identity": "id"} | (
+        {"experiment": experiment} if experiment_known else {}
     )
+    (folder / "params.json").write_text(json.dumps({"cell": cell}))
     (folder / "result.json").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for number in saved:
         (folder / f"checkpoint_{number:06d}").mkdir()
@@ -139,3 +142,98 @@ def test_without_stopping_a_run_ends_with_its_last_step(tmp_path):
 
 def test_nothing_there_is_nothing_found(tmp_path):
     assert records.read(tmp_path / "tune") == ({}, [])
+
+
+def test_a_cut_at_any_byte_leaves_the_reports_before_it(tmp_path):
+    folder = trial(tmp_path, "sweep-001", [row(4), row(8), row(10)])
+    path = folder / "result.json"
+    content = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        (record,) = records.read(tmp_path)[0].values()
+        # A line without its newline is whole, too.
+        whole = sum(end - 1 <= cut for end in ends)
+        assert steps(record) == [4, 8, 10][:whole]
+
+
+def test_a_line_twice_and_a_line_of_another_cell_are_named(tmp_path):
+    rows = [row(4), row(8, 9.9), row(8, 2.5), row(8, 7.7) | {"identity": "other"}]
+    trial(tmp_path, "sweep-001", rows)
+    found, _ = records.read(tmp_path)
+    damage: list[str] = []
+    assert [r["val/loss"] for r in found["id"].history(CONFIG, damage)] == [2.0, 2.5]
+    assert damage == [
+        "sweep-001/a: line 4 of result.json is another cell's",
+        "sweep-001/a: result.json has a step twice; the later line is used",
+    ]
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_folder_whose_reports_name_the_cell_is_used(tmp_path, content):
+    folder = trial(tmp_path, "sweep-001", [row(4) | {"cell": "a", "identity": "id"}])
+    if content is None:
+        (folder / "params.json").unlink()
+    else:
+        (folder / "params.json").write_text(content)
+    found, damage = records.read(tmp_path)
+    assert steps(found["id"]) == [4]
+    assert damage == ["sweep-001/a: params.json is missing or damaged; its reports are used"]
+
+
+def test_copies_and_foreign_folders_are_named_and_not_used(tmp_path):
+    first = trial(tmp_path, "sweep-001", [row(4)], experiment_known=True)
+    trial(tmp_path, "sweep-002", [row(8, resumed=4), row(10, resumed=4)], experiment_known=True)
+    shutil.copytree(first, first.with_name("a copy"))
+    shutil.copytree(first.parent, tmp_path / "sweep-003")  # would end the cell at step 4
+    (tmp_path / "sweep-1 copy").mkdir()
+    (tmp_path / "sweep-002" / "begun").mkdir()  # a trial that was not started: no damage
+    (tmp_path / ".DS_Store").touch()
+    found, damage = records.read(tmp_path)
+    assert steps(found["id"]) == [4, 8, 10]
+    assert damage == [
+        "sweep-1 copy: no start of this study; the folder is not used",
+        "sweep-001/a copy: a copy of sweep-001/a; the folder is not used",
+        "sweep-003/a: a copy of sweep-001/a; the folder is not used",
+        "sweep-003/a copy: a copy of sweep-001/a; the folder is not used",
+    ]
+
+
+def test_a_thousand_starts_stay_in_order(tmp_path):
+    trial(tmp_path, "sweep-999", [row(4, 1.0)])
+    trial(tmp_path, "sweep-1000", [row(4, 2.0)])
+    found, _ = records.read(tmp_path)
+    assert found["id"].history(CONFIG)[0]["val/loss"] == 2.0
+
+
+def test_failures_count_since_a_step_was_gained(tmp_path):
+    attempts = [
+        ([row(4)], "E: a"),  # gained 4, then errored: 1
+        ([], None),  # interrupted: does not count
+        ([row(4)], "E: b"),  # 2
+        ([row(8, resumed=4)], None),  # gained 8
+        ([], "E: b"),  # 1
+        ([row(8, resumed=4)], "E: c"),  # 2
+    ]
+    counts = []
+    for number, (rows, error) in enumerate(attempts, start=1):
+        trial(tmp_path, f"sweep-{number:03d}", rows, error=error)
+        counts.append(records.read(tmp_path)[0]["id"].failures())
+    assert counts == [1, 1, 2, 0, 1, 2]
+    record = records.read(tmp_path)[0]["id"]
+    assert record.errors == ["E: a", "E: b", "E: b", "E: c"]
+    assert record.reasons == "E: a; E: b (2 times); E: c"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Traceback\n  ...\nValueError: no\n\n", "ValueError: no"),
+        ("", "unknown error"),
+        ("x: The worker died. " + "Some common causes. " * 20, "x: The worker died."),
+    ],
+)
+def test_an_error_is_one_short_line(tmp_path, text, reason):
+    folder = trial(tmp_path, "sweep-001", [])
+    (folder / "error.txt").write_text(text)
+    assert records.read(tmp_path)[0]["id"].errors == [reason]
