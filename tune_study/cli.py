@@ -143,7 +143,8 @@ def sweep(
             outcome = _run(plan, folder, tokens)
         else:
             outcome = engine.Outcome(False, "", {})
-            print(f"{wanted.name}: {plan.done} of {len(wanted)} cells are done, none to run.")
+            done = "all" if not plan.given_up else f"{plan.done} of"
+            print(f"{wanted.name}: {done} {len(wanted)} cells are done, none is to run.")
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)

@@ -259,13 +259,14 @@ def place_for(scenario: Scenario, data: Path) -> Iterator[Place]:
         disk = Path(name) / "disk"
         disk.mkdir()
         shutil.copytree(data, Path(name) / "data")
-        with _mounted(disk) if "disk full" in scenario.endings else nullcontext():
+        with mounted(disk) if "disk full" in scenario.endings else nullcontext():
             yield Place(disk / "runs", Path(name) / "data")
 
 
 @contextmanager
-def _mounted(path: Path) -> Iterator[None]:
-    options = ["-t", "tmpfs", "-o", f"size={SMALL_DISK}"]
+def mounted(path: Path, size: int = SMALL_DISK) -> Iterator[None]:
+    """A disk of so many bytes on a folder."""
+    options = ["-t", "tmpfs", "-o", f"size={size}"]
     subprocess.run(["mount", *options, "tmpfs", str(path)], check=True)
     try:
         yield
@@ -276,7 +277,7 @@ def _mounted(path: Path) -> Iterator[None]:
 def can_mount() -> bool:
     """Whether a tmpfs can be mounted here: on Linux, as root."""
     try:
-        with tempfile.TemporaryDirectory() as name, _mounted(Path(name)):
+        with tempfile.TemporaryDirectory() as name, mounted(Path(name)):
             return True
     except (OSError, subprocess.CalledProcessError):
         return False
@@ -296,6 +297,8 @@ def play(scenario: Scenario, place: Place, undisturbed: Tables) -> Outcome:
             for kind in damages:
                 if _damage(kind, place, scenario.rng):
                     outcome.faults.append(kind)
+            with suppress(ConfigError):  # study.json may be what was damaged
+                Tables.of(place.study)  # whatever is there can be read
         _finish(place)
         outcome.differences = Tables.of(place.study).against(undisturbed)
     except Exception:
