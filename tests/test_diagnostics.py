@@ -103,3 +103,85 @@ def test_probe_names_every_layer_and_changes_nothing():
         whole = sum(layers) / 3 if name in averaged else max(layers)
         assert metrics[name] == pytest.approx(whole)
     assert 0.9 < metrics["attn/entropy_normalised"] <= 1.0  # small logits at init
+
+
+def test_the_four_kurtoses_by_hand():
+    # two tokens, two channels: m4/m2^2
+    x = torch.tensor([[[1.0, 3.0], [1.0, 1.0]]])
+    full = {name: value.item() for name, value in d._activations_in_full(x).items()}
+    # token 1: (1 + 81)/2 / ((1 + 9)/2)^2 = 41/25; token 2: 1
+    assert d._activations(x)["act/kurtosis"].item() == pytest.approx((41 / 25 + 1) / 2)
+    # less the token's mean: (-1, 1) gives 1; (0, 0) gives 0
+    assert full["act/kurtosis_centred"] == pytest.approx(0.5)
+    # all four less their mean 1.5: -.5 1.5 -.5 -.5: (3/16 + 81/16)/4 / (3/4)^2 = 7/3
+    assert full["act/kurtosis_pooled"] == pytest.approx(7 / 3)
+    # squares of the channels' root mean squares: 1 and 5: (1 + 25)/2 / 3^2 = 13/9
+    assert full["act/kurtosis_neuron"] == pytest.approx(13 / 9)
+    assert full["act/rms"] == pytest.approx(math.sqrt(12 / 4))
+    assert full["act/max"] == 3.0
+
+
+def test_logit_rms_and_norms_by_hand():
+    q = torch.tensor([[[[3.0, 4.0], [0.0, 2.0]]]])
+    k = torch.tensor([[[[1.0, 0.0], [0.0, 6.0]]]])
+    found = d._attention_in_full(q, k, d.attention_logits(q, k, scale=1.0))
+    # seen: q1.k1 = 3, q2.k1 = 0, q2.k2 = 12; q1.k2 = 24 is hidden
+    assert found["attn/logit_rms"].item() == pytest.approx(math.sqrt((9 + 144) / 3))
+    assert found["attn/max_logit_uncapped"].item() == 12.0
+    assert found["attn/q_norm"].item() == pytest.approx((5 + 2) / 2)
+    assert found["attn/k_norm"].item() == pytest.approx((1 + 6) / 2)
+
+
+def test_log_z_by_hand():
+    # 50 equal logits of 2: ln(50 e^2) = ln 50 + 2
+    assert d.log_z(torch.full((1, 1, 50), 2.0)).item() == pytest.approx(math.log(50) + 2)
+    model = GPT(TrialConfig(), 50, seed=0)
+    assert d.probe(model, torch.zeros(1, 4, dtype=torch.int64))["out/log_z"] == pytest.approx(
+        math.log(50), abs=0.1
+    )
+
+
+def test_full_adds_to_cheap_and_sees_through_a_cap():
+    config = TrialConfig(depth=2, attn_softcap=0.01)
+    model, ids = GPT(config, 50, seed=0), torch.arange(64).view(2, 32) % 50
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0)
+    cheap, full = d.probe(model, ids), d.probe(model, ids, "full")
+    assert {name: full[name] for name in cheap} == cheap
+    # per layer 6 measures and their summary, and one of the output
+    assert len(cheap) == 6 * 3 + 1
+    assert len(full) == 15 * 3 + 1
+    assert full["attn/max_logit"] <= 0.01 < full["attn/max_logit_uncapped"]
+
+
+def test_a_step_watched_by_hand():
+    model = GPT(TrialConfig(depth=2, tied_head=False), 50, seed=0)
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, float(i))
+    watch = d.StepWatch(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.grad *= 100  # clipping comes after the look at the gradients
+        model.blocks[1].mlp.up.weight += 0.5
+        model.tokens.weight.fill_(0.0)
+    found = {name: value.item() for name, value in watch.metrics().items()}
+    parts = ("embedding", "layer_0", "layer_1", "head")
+    assert found.keys() == {
+        f"{what}/rms/{of}" for what in ("grad", "param", "update") for of in parts
+    }
+    # tokens (50 rows of 32) have gradient 0, positions (32 rows) 1
+    assert found["grad/rms/embedding"] == pytest.approx(math.sqrt(32 / 82))
+    assert found["update/rms/layer_0"] == found["update/rms/head"] == 0.0
+    # of the block's 12 x 32^2 + 2 x 32 parameters, 4 x 32^2 moved by 0.5
+    assert found["update/rms/layer_1"] == pytest.approx(0.5 * math.sqrt(4096 / 12352))
+    assert found["param/rms/embedding"] == pytest.approx(0.02, rel=0.1)  # before the step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_logits_are_measured_in_float32(precision):
+    model, ids = GPT(TrialConfig(), 50, seed=0), torch.arange(64).view(2, 32) % 50
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        logit = d.probe(model, ids)["attn/max_logit"]
+    # A number with bfloat16's 8 bits would survive the round trip.
+    assert torch.tensor(logit).bfloat16().item() != logit

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tune_study.config import TrialConfig
+from tune_study.model import GPT
 from tune_study.optim import adamw, schedule
 
 CONFIG = TrialConfig(steps=100, warmup_steps=10, report_every=10)
@@ -64,3 +65,46 @@ def test_gains_are_not_decayed():
     assert [p.shape for p in gains["params"]] == [(2,)]
     assert gains["weight_decay"] == 0
     assert matrices["weight_decay"] == pytest.approx(CONFIG.weight_decay / CONFIG.lr)
+
+
+def test_mup_divides_the_rate_of_hidden_matrices_by_the_width_ratio():
+    shape = {"width": 128, "heads": 2, "tied_head": False, "qk_norm": "rmsnorm", "lr": 0.5}
+    config = CONFIG.replace(parametrisation="mup", **shape)
+    model = GPT(config, 50, seed=0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    vectors, hidden, gains = (
+        {names[id(p)] for p in group["params"]} for group in adamw(model, config).param_groups
+    )
+    assert vectors == {"tokens.weight", "positions.weight", "head.weight"}
+    assert {name.split(".", 2)[2] for name in hidden} == {
+        *("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.out.weight")
+    }
+    assert all(name.endswith("gain") for name in gains)
+    assert len(names) == len(vectors) + len(hidden) + len(gains)
+    for mode in ("independent", "coupled"):
+        groups = adamw(model, config.replace(decay_mode=mode)).param_groups
+        # width 128 is four times the base's 32
+        assert [group["lr"] for group in groups] == [0.5, 0.125, 0.5]
+        decays = [group["lr"] * group["weight_decay"] for group in groups]
+        # independent: lr x decay is the same whatever the learning rate
+        of_hidden = 1e-4 if mode == "independent" else 0.125e-4
+        of_vectors = 1e-4 if mode == "independent" else 0.5e-4
+        assert decays == pytest.approx([of_vectors, of_hidden, 0])
+
+
+def test_mup_initialises_and_scales_by_the_base_shape():
+    wide = TrialConfig(parametrisation="mup", width=128, heads=2)
+    standard = wide.replace(parametrisation="standard")
+    mup, plain = GPT(wide, 50, seed=0), GPT(standard, 50, seed=0)
+    # hidden matrices: 0.02 / sqrt(4); embeddings as they were
+    up = "blocks.0.mlp.up.weight"
+    assert torch.allclose(mup.state_dict()[up], plain.state_dict()[up] / 2)
+    assert torch.equal(mup.tokens.weight, plain.tokens.weight)
+    # heads of 64 in place of 16: sqrt(16) / 64 in place of 1 / sqrt(64)
+    assert mup.blocks[0].attention.scale == 4 / 64
+    plain.load_state_dict(mup.state_dict())
+    with torch.no_grad():
+        for block in plain.blocks:
+            block.attention.scale = 4 / 64
+    ids = torch.arange(20).view(2, 10)
+    assert torch.allclose(mup(ids), plain(ids) / 4)  # the output multiplier

@@ -276,3 +276,23 @@ def test_no_float64_tensor_is_made(small, tokens):
 def test_too_little_validation_text_is_refused(small, tokens):
     with pytest.raises(ConfigError, match="val_windows = 100000"):
         Trainer(small.replace(val_windows=100_000), tokens)
+
+
+def test_full_diagnostics_measure_more_and_change_nothing(small, tokens):
+    cheap, full = rows(small, tokens), rows(small.replace(diagnostics="full"), tokens)
+    for few, many in zip(cheap, full, strict=True):
+        clocks = {name for name in few if name.startswith("time/")}
+        assert {name: many[name] for name in few.keys() - clocks} == comparable(few)
+    extra = full[-1].keys() - cheap[-1].keys()
+    assert {"grad/rms/layer_1", "update/rms/embedding", "act/kurtosis_pooled"} <= extra
+    # The gradient's norm over the whole model, put together from its parts' root mean squares.
+    model = Trainer(small, tokens).model
+    sizes = {"embedding": model.tokens.weight.numel() + model.positions.weight.numel()}
+    sizes |= {
+        f"layer_{i}": sum(p.numel() for p in b.parameters()) for i, b in enumerate(model.blocks)
+    }
+    sizes["head"] = small.width
+    one = Trainer(small.replace(diagnostics="full"), tokens).train(1)
+    squares = sum(one[f"grad/rms/{part}"] ** 2 * n for part, n in sizes.items())
+    assert math.sqrt(squares) == pytest.approx(one["grad/norm"], rel=1e-4)
+    assert small.replace(diagnostics="full").telling() == small.telling()

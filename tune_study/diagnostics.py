@@ -168,7 +168,7 @@ def kurtosis(x: Tensor) -> Tensor:
     makes the four definitions in use: the channels of each token as they are (`act/kurtosis`),
     or less their mean (`_centred`); all values of a layer, less their mean (`_pooled`: Bondarenko
     et al. 2023, 2306.12929); the root mean squares of the channels over the tokens (`_neuron`: He
-    et al. 2024, 2405.19279, eq. 4; no outlying channel gives 1).
+    et al. 2024, 2405.19279, section 2; channels of equal size give 1).
     """
     peak = x.abs().amax(-1, keepdim=True)
     x = x / peak.clamp(min=torch.finfo(x.dtype).tiny)
