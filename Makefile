@@ -3,6 +3,7 @@
 # make test                                          everything .ci/run checks
 # make check                                         lint, format, types
 # make coverage                                      simulated studies: are the intervals honest?
+# make coord-check                                   is muP on where it is on? table and figure
 # make bench                                         speed claims, as ratios
 STUDY ?= pilot
 RUNS ?= runs
@@ -18,7 +19,7 @@ STUDY_TOOL = $(BIN)/python -m tune_study
 AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))
 
-.PHONY: sweep report status prepare calibrate test check coverage bench clean
+.PHONY: sweep report status prepare calibrate test check coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY)
@@ -41,6 +42,9 @@ check: $(VENV)/installed-dev
 
 coverage: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coverage
+
+coord-check: $(VENV)/installed
+	$(BIN)/python -m benchmarks.coord_check --out $(RUNS)/coord-check
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.trainer

@@ -119,18 +119,21 @@ def draw(table: pd.DataFrame) -> alt.FacetChart:
     means["parametrisation"] = means["parametrisation"].map(
         {"standard": "standard parametrisation", "mup": "muP"}
     )
+    change = alt.Axis(values=[10.0**k for k in range(-9, 10)], format="~g", gridOpacity=0.5)
+    width = alt.Axis(values=sorted(means["width"].unique()), gridOpacity=0.5)
     lines = (
         alt.Chart(means)
         .mark_line(point=True)
         .encode(
-            x=alt.X("width:Q", scale=alt.Scale(type="log", base=2), title="width"),
-            y=alt.Y("change:Q", scale=alt.Scale(type="log"), title="change since initialisation"),
+            x=alt.X("width:Q", scale=alt.Scale(type="log", base=2), axis=width),
+            y=alt.Y("change:Q", scale=alt.Scale(type="log"), axis=change, title="change"),
             color=alt.Color("step:O", scale=alt.Scale(scheme="viridis"), title="step"),
         )
         .properties(width=170, height=120)
     )
     rows = alt.Row("parametrisation:N", title=None, sort=["standard parametrisation", "muP"])
-    return lines.facet(row=rows, column=alt.Column("what:N", title=None))
+    chart = lines.facet(row=rows, column=alt.Column("what:N", title=None))
+    return chart.properties(title="Root mean square of x(step) - x(0), over all coordinates")
 
 
 if __name__ == "__main__":

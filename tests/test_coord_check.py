@@ -22,6 +22,9 @@ def test_activations_grow_with_width_unless_mup_is_on(tokens):
     assert (found["standard"] > found["mup"] + 0.3).all()
     assert found["standard"]["output logits"] > 0.5
     assert found["mup"].abs().max() < 0.35
+    chart = coord_check.draw(table).to_dict()
+    (drawn,) = chart["datasets"].values()
+    assert len(drawn) == 2 * 3 * 4 * 3
 
 
 def test_exponents_by_hand():
