@@ -350,6 +350,30 @@ def test_by_lr_never_hides_a_lost_seed() -> None:
     assert second["high"] - second["mean"] == pytest.approx(0.4303, abs=1e-4)
 
 
+def test_reports_in_any_order_and_twice_change_nothing() -> None:
+    cells = table([1e-3], {(2, "off", 0): [2.0], (2, "off", 1): [2.0], (2, "off", 2): ["missing"]})
+    history = history_of(cells, {0: [4.0, 2.0], 1: [2.5, 2.0, 2.4]})
+    history["attn/sink"] = np.linspace(0, 0.4, len(history))
+    stray = history.iloc[:1].assign(seed=9)
+    mixed = pd.concat([stray, history.iloc[::-1], history.iloc[1:3]]).set_axis(range(8))
+    steps = est.steps_to_threshold(cells, history, 2.2)
+    # Seed 0: from 4.0 at 20 to 2.0 at 40, 2.2 is at 38. Seed 1: from 2.5 to 2.0, at 32.
+    assert steps["step"].tolist() == pytest.approx([38.0, 32.0, 0.0])
+    pd.testing.assert_frame_equal(est.steps_to_threshold(cells, mixed, 2.2), steps)
+    last = est.with_last_report(cells, history, ["attn/sink"])
+    assert last["attn/sink"].tolist() == pytest.approx([0.1, 0.4, math.nan], nan_ok=True)
+    pd.testing.assert_frame_equal(est.with_last_report(cells, mixed, ["attn/sink"]), last)
+    nothing = est.steps_to_threshold(cells, history.iloc[:0], 2.2)
+    assert nothing["reached"].tolist() == [False] * 3
+    assert est.with_last_report(cells, history.iloc[:0], ["attn/sink"])["attn/sink"].isna().all()
+
+
+def test_a_loss_at_init_below_the_target_is_reached_at_once() -> None:
+    cells = table([1e-3], {(2, "off", 0): [2.0]})
+    got = one(est.steps_to_threshold(cells, history_of(cells, {0: [4.0]}), target=6.0))
+    assert (got["step"], got["reached"]) == (0, True)
+
+
 def test_last_report_joins_metrics() -> None:
     cells = table([1e-3], {(2, "off", 0): [2.0]})
     history = history_of(cells, {0: [4.0, 2.0]}).assign(**{"attn/sink": [0.1, 0.4]})

@@ -162,6 +162,14 @@ def unique_cells(cells: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def cell_rows(cells: pd.DataFrame, history: pd.DataFrame) -> NDArray[np.intp]:
+    """Of each report the number of its cell's row in `cells`; -1 where it has none."""
+    group = history.groupby(AXIS_KEYS, sort=False).ngroup().to_numpy()
+    first = np.unique(group, return_index=True)[1]
+    keys = pd.MultiIndex.from_frame(history[AXIS_KEYS].iloc[first])
+    return pd.MultiIndex.from_frame(cells[AXIS_KEYS]).get_indexer(keys)[group]
+
+
 def uneven_spacing(lr: ArrayLike) -> str:
     """Why a plain mean over this grid is not a mean over log LR, naming the step; or nothing."""
     grid = np.unique(np.asarray(lr, dtype=float))

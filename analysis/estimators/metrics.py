@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, Array, counts, unique_cells
+from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, Array, cell_rows, counts, unique_cells
 from analysis.intervals import LEVEL, t_factor
 
 
@@ -26,11 +26,15 @@ def with_last_report(
     cells: pd.DataFrame, history: pd.DataFrame, metrics: Iterable[str]
 ) -> pd.DataFrame:
     """`cells` with metrics of each cell's last report as further columns, under their names."""
-    names = list(metrics)
-    last = history.sort_values("step", kind="stable").drop_duplicates(AXIS_KEYS, keep="last")[
-        [*AXIS_KEYS, *names]
-    ]
-    return cells.merge(last, on=AXIS_KEYS, how="left")
+    names, keys = list(metrics), cells[AXIS_KEYS].drop_duplicates(ignore_index=True)
+    run = cell_rows(keys, history)
+    order = np.argsort(history["step"].to_numpy(), kind="stable")
+    order = order[run[order] >= 0]
+    last = np.full(len(keys), -1)
+    last[run[order]] = order  # the latest step is written last, and stays
+    keys, last = keys[last >= 0], last[last >= 0]
+    reported = history[names].iloc[last].set_axis(keys.index)
+    return cells.merge(pd.concat([keys, reported], axis=1), on=AXIS_KEYS, how="left")
 
 
 def by_lr(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, unique_cells
+from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, Array, cell_rows, unique_cells
 
 
 def steps_to_threshold(cells: pd.DataFrame, history: pd.DataFrame, target: float) -> pd.DataFrame:
@@ -21,32 +21,42 @@ def steps_to_threshold(cells: pd.DataFrame, history: pd.DataFrame, target: float
         DataFrame: lr, depth, qk_norm, seed, state, step, reached. Where `reached` is False,
         read step as "more than".
     """
-    frame = unique_cells(cells)[[*AXIS_KEYS, "state", "steps", "loss_init"]].reset_index(drop=True)
-    reports = history[[*AXIS_KEYS, "step", "val/loss"]].drop_duplicates()
-    start = frame[[*AXIS_KEYS]].assign(step=0, **{"val/loss": frame["loss_init"]})
-    reports = (
-        pd.concat([start, reports[reports["step"] > 0]])
-        .dropna(subset=["val/loss"])
-        .sort_values([*AXIS_KEYS, "step"], ignore_index=True)
+    table = unique_cells(cells)[[*AXIS_KEYS, "state", "steps", "loss_init"]]
+    table = table.reset_index(drop=True)
+    start = table.pop("loss_init").to_numpy(np.float64)
+    run, step, loss = _reports(table, history)
+
+    last = np.zeros(len(table))
+    last[run] = step  # ascending within a run, so that its last one stays
+    hits = np.flatnonzero(loss <= target)
+    hits = hits[np.unique(run[hits], return_index=True)[1]]
+    opening = (hits == 0) | (run[hits - 1] != run[hits])
+    x0, y0 = (
+        np.where(opening, at_start, values[hits - 1])
+        for at_start, values in ((0.0, step), (start[run[hits]], loss))
     )
-    group = reports.groupby(AXIS_KEYS, sort=False)
-    before = group[["step", "val/loss"]].shift()
-    hit = reports["val/loss"] <= target
-    first = hit & (hit.groupby([reports[k] for k in AXIS_KEYS], sort=False).cumsum() == 1)
-    x0, y0 = before["step"].to_numpy(float), before["val/loss"].to_numpy(float)
-    x1, y1 = reports["step"].to_numpy(float), reports["val/loss"].to_numpy(float)
+    x1, y1 = step[hits], loss[hits]
     with np.errstate(invalid="ignore", divide="ignore"):
-        crossing = np.where(
-            np.isnan(x0) | (y0 <= y1), x1, x0 + (y0 - target) / (y0 - y1) * (x1 - x0)
-        )
-    reached = reports.loc[first, AXIS_KEYS].assign(crossing=crossing[first.to_numpy()])
-    last = group["step"].last().rename("last").reset_index()
-    table = frame.merge(reached, on=AXIS_KEYS, how="left").merge(last, on=AXIS_KEYS, how="left")
+        between = x0 + (y0 - target) / (y0 - y1) * (x1 - x0)
+    crossing = np.full(len(table), np.nan)
+    crossing[run[hits]] = np.where(np.isnan(y0) | (y0 <= y1), x1, between)
+    crossing[start <= target] = 0.0
+
     unknown = table["state"].isin(["errored", "missing"])
-    limit = np.where(unknown, table["last"].fillna(0), table["steps"]).astype(float)
-    table["reached"] = table["crossing"].notna()
-    table["step"] = table["crossing"].fillna(pd.Series(limit, index=table.index))
-    return table[[*AXIS_KEYS, "state", "step", "reached"]]
+    limit = np.where(unknown, last, table.pop("steps"))
+    table["reached"] = ~np.isnan(crossing)
+    table.insert(len(AXIS_KEYS) + 1, "step", np.where(table["reached"], crossing, limit))
+    return table
+
+
+def _reports(table: pd.DataFrame, history: pd.DataFrame) -> tuple[NDArray[np.intp], Array, Array]:
+    """The reports that have a loss, run by run and in order: row of `table`, step, loss."""
+    run = cell_rows(table, history)
+    step = history["step"].to_numpy(np.float64)
+    loss = history["val/loss"].to_numpy(np.float64)
+    kept = np.flatnonzero((run >= 0) & (step > 0) & ~np.isnan(loss))
+    kept = kept[np.lexsort((step[kept], run[kept]))]
+    return run[kept], step[kept], loss[kept]
 
 
 def kaplan_meier(step: ArrayLike, reached: ArrayLike) -> pd.DataFrame:
