@@ -11,7 +11,7 @@ in `cells`, and what was wrong is in `damage`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,18 +76,23 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
     replays = _replays(folder)
-    configs = list(study.cells())
-    names = [identity(config, manifest["checksum"]) for config in configs]
-    asked = [
-        (config, found.get(name, records.Record()))
-        for config, name in zip(configs, names, strict=True)
-    ]
-    parts = list(histories.read(asked, study.criterion))
+    configs: list[TrialConfig] = []
+    names: list[str] = []
+    nothing = records.Record()
+
+    def asked() -> Iterator[histories.Asked]:
+        for config in study.cells():
+            configs.append(config)
+            names.append(identity(config, manifest["checksum"]))
+            yield config, found.get(names[-1], nothing)
+
+    large = histories.is_large(found.values())
+    parts = list(histories.read(asked(), study.criterion, large))
     ran = [cell for part in parts for cell in part.cells]
     damage += [line for part in parts for line in part.damage]
     cells = [
-        _cell(config, name, record, history, manifest)
-        for (config, record), name, history in zip(asked, names, ran, strict=True)
+        _cell(config, name, found.get(name, nothing), history, manifest)
+        for config, name, history in zip(configs, names, ran, strict=True)
     ]
     judge_finished(cells, study.criterion)
     for cell in cells:

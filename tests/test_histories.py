@@ -88,12 +88,11 @@ def test_several_processes_give_the_same_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = awkward(tmp_path)
-    alone = list(histories.read(asked, RULES))
+    alone = list(histories.read(asked, RULES, large=False))
     assert len(alone) == 1
-    monkeypatch.setattr(histories, "LARGE_BYTES", 0)
     monkeypatch.setattr(histories, "BATCH_BYTES", 1)
     monkeypatch.setattr(histories, "_cores", lambda: 2)
-    apart = list(histories.read(asked, RULES))
+    apart = list(histories.read(asked, RULES, large=True))
     assert len(apart) > 2
     # As text, since a NaN differs from itself.
     assert repr([c for part in apart for c in part.cells]) == repr(alone[0].cells)
@@ -111,12 +110,28 @@ def test_a_process_that_ends_is_an_error_and_no_missing_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = awkward(tmp_path)
-    monkeypatch.setattr(histories, "LARGE_BYTES", 0)
     monkeypatch.setattr(histories, "BATCH_BYTES", 1)
     monkeypatch.setattr(histories, "_cores", lambda: 2)
     monkeypatch.setattr(histories.sys, "executable", "/bin/true")
     with pytest.raises(RuntimeError, match="a process that reads results ended"):
-        list(histories.read(asked, RULES))
+        list(histories.read(asked, RULES, large=True))
+
+
+def test_a_study_is_large_by_the_bytes_of_all_its_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [record for _, record in awkward(tmp_path)]
+    size = sum(path.stat().st_size for path in tmp_path.rglob("result.json"))
+    monkeypatch.setattr(histories, "LARGE_BYTES", size)
+    assert histories.is_large(found)
+    monkeypatch.setattr(histories, "LARGE_BYTES", size + 1)
+    assert not histories.is_large(found)
+
+
+def test_a_loss_beyond_single_precision_is_infinite(tmp_path: Path) -> None:
+    asked = cell(tmp_path / "a", [row(4, **{"train/losses": [1.5, 1e39]})])
+    (losses,) = histories.read_batch([asked], RULES).step_losses()
+    np.testing.assert_array_equal(losses, np.float32([1.5, np.inf]))
 
 
 def test_serving_ends_with_the_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import estimators
@@ -36,6 +37,30 @@ def test_same_generator_same_studies() -> None:
     a, b = (draw(World(), LRS, (2,), 3, 2, np.random.default_rng(5)) for _ in range(2))
     np.testing.assert_array_equal(a.loss, b.loss)
     np.testing.assert_array_equal(a.state, b.state)
+
+
+def test_curves_are_those_of_the_tables() -> None:
+    world = World(missing=0.1, errored=0.1, stopped=0.5)
+    drawn = draw(world, LRS, (1, 2), 3, 4, np.random.default_rng(0))
+    for got, expected in (
+        (drawn.curves(), estimators.curves(drawn.cells(slice(None)))),
+        (drawn.curves(slice(2, 3)), estimators.curves(drawn.cells(2))),
+    ):
+        pd.testing.assert_frame_equal(got.keys, expected.keys)
+        for name in ("lr", "state", "loss", "loss_init", "unigram_entropy"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(expected, name))
+
+
+def test_failed_and_stopped_runs_stand_where_they_were_measured() -> None:
+    drawn = draw(World(stopped=0.5), LRS, (2,), 200, 1, np.random.default_rng(0))
+    loss, state = drawn.loss[0, 0, 0], drawn.state[0, 0, 0]
+    # Far above the edge a failed run ends at 0.97 of the way from 0.85 to 4.88 nats: 4.76.
+    end = loss[:, -1][state[:, -1] == STATES.index("failed")]
+    assert end.mean() == pytest.approx(4.76, abs=0.02)
+    # A stopped one stood above H1, by 0.04 x sqrt(2 / pi) = 3.2 % of it on average.
+    stop = loss[state == STATES.index("diverged")] / 4.88
+    assert stop.min() >= 1
+    assert stop.mean() == pytest.approx(1.032, abs=0.004)
 
 
 def test_the_normalised_loss_is_half_at_the_edge() -> None:

@@ -12,6 +12,7 @@ import itertools
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -92,33 +93,45 @@ class Histories:
         return [self.losses[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
-def read(asked: Sequence[Asked], criterion: Criterion) -> Iterator[Histories]:
+def read(asked: Iterable[Asked], criterion: Criterion, large: bool) -> Iterator[Histories]:
     """The histories of cells in the order asked for, some at a time.
+
+    Args:
+        asked: may be worked out while the first are being read.
+        large: whether it is worth while to start processes, as `is_large` says.
 
     Raises:
         RuntimeError: if a reading process ended; its own message is on stderr.
     """
-    batches, size = _batches(asked)
-    processes = min(_cores(), len(batches)) if size >= LARGE_BYTES and sys.executable else 1
+    processes = _cores() if large and sys.executable else 1
     if processes > 1:
-        yield from _read_apart(batches, criterion, processes)
+        yield from _read_apart(_batches(asked), criterion, processes)
     else:
-        for batch in batches:
+        for batch in _batches(asked):
             yield read_batch(batch, criterion)
 
 
-def _batches(asked: Sequence[Asked]) -> tuple[list[list[Asked]], int]:
-    """The cells in lists of about BATCH_BYTES, and the bytes of all of them."""
-    batches: list[list[Asked]] = []
-    total, room = 0, 0
+def is_large(records: Iterable[Record]) -> bool:
+    """Whether the results take longer to parse than processes to start."""
+    return sum(_size(record) for record in records) >= LARGE_BYTES
+
+
+def _batches(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
+    """The cells in lists of about BATCH_BYTES."""
+    batch: list[Asked] = []
+    size = 0
     for cell in asked:
-        if room <= 0:
-            batches.append([])
-            room = BATCH_BYTES
-        batches[-1].append(cell)
-        size = sum(attempt.size for attempt in cell[1].attempts)
-        total, room = total + size, room - size
-    return batches, total
+        batch.append(cell)
+        size += _size(cell[1])
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _size(record: Record) -> int:
+    return sum(attempt.size for attempt in record.attempts)
 
 
 def _cores() -> int:
@@ -132,7 +145,7 @@ def _cores() -> int:
 
 
 def _read_apart(
-    batches: list[list[Asked]], criterion: Criterion, processes: int
+    batches: Iterator[list[Asked]], criterion: Criterion, processes: int
 ) -> Iterator[Histories]:
     """Like read_batch on each, by so many processes."""
     with ExitStack() as stack:
@@ -213,10 +226,9 @@ def read_batch(batch: Sequence[Asked], criterion: Criterion) -> Histories:
         )
         tables.append(_columns(rows))
         notes += [row.get(NOTES, "") for row in rows]
-        steps = [row.get(LOSSES, ()) for row in rows]
-        counts = [len(one) for one in steps]
-        losses.append(_floats(steps, np.float32, sum(counts)))
-        n_losses += counts
+        steps = [row.get(LOSSES, []) for row in rows]
+        losses.append(_concatenated(steps))
+        n_losses += [len(one) for one in steps]
     return Histories(
         cells=cells,
         numbers=_joined(tables, [cell.rows for cell in cells]),
@@ -254,28 +266,25 @@ def _columns(rows: list[Row]) -> dict[str, Array]:
 
 
 def _matrix(rows: list[Row], names: list[str]) -> Array:
-    """Some numbers of every row, shape (rows, names)."""
-    count = len(rows) * len(names)
-    try:
-        # With one name itemgetter gives no tuple, so it gets one more.
-        every = itemgetter(*names, names[0])
-        values = _floats(map(every, rows), np.float64, count + len(rows))
-        return values.reshape(len(rows), -1)[:, :-1]
-    except (KeyError, IndexError):
-        values = _floats(([row.get(n) for n in names] for row in rows), np.float64, count)
-        return values.reshape(len(rows), len(names))
+    """Some numbers of every row, shape (rows, names); NaN for null and where one is lacking."""
+    if len(names) > 1:  # with one, itemgetter gives no tuple
+        pack, every = struct.Struct(f"{len(names)}d").pack, itemgetter(*names)
+        try:
+            content = b"".join([pack(*every(row)) for row in rows])
+            return np.frombuffer(content).reshape(len(rows), len(names))
+        except (KeyError, struct.error):
+            pass
+    return np.array([[row.get(name) for name in names] for row in rows], dtype=np.float64)
 
 
-def _floats(
-    lists: Iterable[Sequence[float | None]], dtype: type[np.floating], count: int
-) -> NDArray[Any]:
-    """The `count` values of all lists one after the other; None becomes NaN."""
-    lists = list(lists)
+def _concatenated(lists: list[list[float | None]]) -> NDArray[np.float32]:
+    """The values of all lists one after the other; None becomes NaN."""
+    values = list(itertools.chain.from_iterable(lists))
     try:
-        return np.fromiter(itertools.chain.from_iterable(lists), dtype, count)
-    except TypeError:
-        values = list(itertools.chain.from_iterable(lists))
-        return np.array(values, dtype=np.float64).astype(dtype)
+        return np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)
+    except (struct.error, OverflowError):
+        with np.errstate(over="ignore"):
+            return np.array(values, dtype=np.float64).astype(np.float32)
 
 
 def _joined(tables: Sequence[dict[str, Array]], counts: Sequence[int]) -> dict[str, Array]:

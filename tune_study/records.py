@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import orjson
@@ -32,7 +33,7 @@ class Attempt:
     identity: str
     error: str
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of result.json; 0 if the trial never reported."""
         try:
