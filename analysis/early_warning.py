@@ -52,6 +52,9 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     reference = _reference(cells)
     rows: list[dict[str, Any]] = []
     bad = cells[cells["state"].isin(["failed", "diverged"])]
+    recorded = {name: signal for name, signal in SIGNALS.items() if signal[0] in history}
+    columns = dict.fromkeys(column for column, _ in recorded.values())
+    history = history[["cell", "step", "val/loss", *columns]].sort_values(["cell", "step"])
     by_cell = dict(list(history.groupby("cell", sort=False)))
     for key, group in bad.groupby(["depth", "qk_norm"], sort=True):
         of_group = cells[(cells["depth"] == key[0]) & (cells["qk_norm"] == key[1])]
@@ -60,15 +63,13 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
         ceiling = calm.groupby("step")["val/loss"].max()
         levels = {
             signal: side * (side * calm[column]).max() if len(calm) else np.nan
-            for signal, (column, side) in SIGNALS.items()
-            if column in history
+            for signal, (column, side) in recorded.items()
         }
         for cell in group.to_dict("records"):
-            reports = by_cell.get(cell["cell"], history[:0]).sort_values("step")
+            reports = by_cell.get(cell["cell"], history[:0])
             departure = _departure(reports, ceiling)
             for signal, level in levels.items():
-                column, side = SIGNALS[signal]
-                step = _crossing(reports, column, side, level)
+                step = _crossing(reports, *recorded[signal], level)
                 rows.append(
                     {k: cell[k] for k in ("cell", "lr", "depth", "qk_norm", "seed", "state")}
                     | {"signal": signal, "level": level, "step": step}
