@@ -54,19 +54,19 @@ def warnings(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
     bad = cells[cells["state"].isin(["failed", "diverged"])]
     recorded = {name: signal for name, signal in SIGNALS.items() if signal[0] in history}
     columns = dict.fromkeys(column for column, _ in recorded.values())
-    history = history[["cell", "step", "val/loss", *columns]].sort_values(["cell", "step"])
-    by_cell = dict(list(history.groupby("cell", sort=False)))
+    runs = _runs(history, ["step", "val/loss", *columns])
+    never = {column: np.empty(0) for column in ("step", "val/loss", *columns)}
     for key, group in bad.groupby(["depth", "qk_norm"], sort=True):
         of_group = cells[(cells["depth"] == key[0]) & (cells["qk_norm"] == key[1])]
         names = of_group.loc[of_group["cell"].isin(reference), "cell"]
         calm = history[history["cell"].isin(names)]
-        ceiling = calm.groupby("step")["val/loss"].max()
+        ceiling = calm.groupby("step")["val/loss"].max().dropna()
         levels = {
             signal: side * (side * calm[column]).max() if len(calm) else np.nan
             for signal, (column, side) in recorded.items()
         }
         for cell in group.to_dict("records"):
-            reports = by_cell.get(cell["cell"], history[:0])
+            reports = runs.get(cell["cell"], never)
             departure = _departure(reports, ceiling)
             for signal, level in levels.items():
                 step = _crossing(reports, *recorded[signal], level)
@@ -112,24 +112,38 @@ def _reference(cells: pd.DataFrame) -> set[str]:
     )
 
 
-def _departure(reports: pd.DataFrame, ceiling: pd.Series) -> float:
+def _runs(history: pd.DataFrame, columns: list[str]) -> dict[str, dict[str, Any]]:
+    """The reports of each cell by step, column by column, as arrays; cells in their order."""
+    codes, names = pd.factorize(history["cell"])
+    order = np.lexsort((history["step"], codes))
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    split = {column: np.split(history[column].to_numpy()[order], ends) for column in columns}
+    return {
+        name: {column: parts[i] for column, parts in split.items()} for i, name in enumerate(names)
+    }
+
+
+def _departure(reports: dict[str, Array], ceiling: pd.Series) -> float:
     """First step of the last run of reports above the ceiling; NaN if the end is not above it."""
-    limit = ceiling.reindex(reports["step"]).to_numpy(float)
-    loss = reports["val/loss"].to_numpy(float)
-    above = (np.where(np.isnan(loss), np.inf, loss) > limit) & ~np.isnan(limit)
-    if not len(above) or not above[-1]:
+    step, loss = reports["step"], reports["val/loss"]
+    if not len(step) or not len(ceiling):
+        return np.nan
+    steps, limits = ceiling.index.to_numpy(), ceiling.to_numpy(float)
+    at = np.searchsorted(steps, step).clip(max=len(steps) - 1)
+    above = (np.where(np.isnan(loss), np.inf, loss) > limits[at]) & (steps[at] == step)
+    if not above[-1]:
         return np.nan
     calm = np.flatnonzero(~above)
-    return float(reports["step"].iloc[calm[-1] + 1 if len(calm) else 0])
+    return float(step[calm[-1] + 1 if len(calm) else 0])
 
 
-def _crossing(reports: pd.DataFrame, column: str, side: int, level: float) -> float:
+def _crossing(reports: dict[str, Array], column: str, side: int, level: float) -> float:
     """First step at which the column lies beyond its level, NaN if none."""
     if np.isnan(level):
         return np.nan
-    values = reports[column].to_numpy(float)
+    values = reports[column]
     beyond = np.isnan(values) | (side * values > side * level)
-    return float(reports["step"].iloc[beyond.argmax()]) if beyond.any() else np.nan
+    return float(reports["step"][beyond.argmax()]) if beyond.any() else np.nan
 
 
 def logit_limit(cells: pd.DataFrame, limit: float = LOGIT_LIMIT) -> pd.DataFrame:
@@ -170,12 +184,21 @@ def spikes(history: pd.DataFrame) -> pd.DataFrame:
     """
     keys = ["cell", "lr", "depth", "qk_norm", "seed"]
     rows: list[dict[str, Any]] = []
-    for key, group in history.groupby(keys, sort=False):
-        reports = group.sort_values("step")
-        losses = np.concatenate([np.array(x, dtype=float) for x in reports["train/losses"]])
-        # The first report may come after a gap in nothing: histories start at step 1.
-        rows += [dict(zip(keys, key, strict=True)) | spike for spike in _spikes(losses)]
+    cells: list[dict[Any, Any]] = history.drop_duplicates("cell")[keys].to_dict("records")
+    runs = _runs(history, ["train/losses"])
+    for cell in cells:
+        parts = runs[cell["cell"]]["train/losses"]
+        losses = np.concatenate([np.array(part, dtype=float) for part in parts])
+        # Most runs have no spike, and a moving average over the whole says so at once.
+        if not np.isfinite(losses).all() or _may_spike(losses):
+            rows += [cell | spike for spike in _spikes(losses)]
     return pd.DataFrame(rows, columns=[*keys, "step", "size", "length", "recovered"])
+
+
+def _may_spike(losses: Array) -> bool:
+    """Whether any step lies SPIKE above the average before it, but for rounding."""
+    average = pd.Series(losses).ewm(alpha=1 - DECAY, adjust=False).mean().to_numpy()
+    return bool((losses[1:] - average[:-1] > SPIKE - 1e-6).any())
 
 
 def _spikes(losses: Array) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ def render(
         specs: figure name -> layout name -> Vega-Lite specification.
     """
     cells = results.cells[TABLE_COLUMNS]
-    data = _chart_data(specs) | {"cells": _columns(json_safe(cells.to_dict("records")))}
+    data = _chart_data(specs)
+    data["cells"] = _columns(json_safe(cells.to_dict("records")), data["values"])
     return (
         environment()
         .get_template("page.html")
@@ -98,12 +99,14 @@ def render_comparison(specs: dict[str, dict[str, dict[str, Any]]], **content: An
 def _chart_data(specs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
     """What charts.js draws from: figures, each dataset once, and the looks."""
     datasets: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
     figures = {
-        name: {layout: _share(spec, datasets) for layout, spec in by_layout.items()}
+        name: {layout: _share(spec, datasets, values) for layout, spec in by_layout.items()}
         for name, by_layout in specs.items()
     }
     return {
         "datasets": datasets,
+        "values": values,
         "figures": figures,
         "dark": DARK,
         "widths": {layout.name: layout.width for layout in (COLUMN, WIDE)},
@@ -129,33 +132,45 @@ def vega_bundle() -> str:
     return bundle
 
 
-def _share(spec: dict[str, Any], datasets: dict[str, Any]) -> dict[str, Any]:
+def _share(
+    spec: dict[str, Any], datasets: dict[str, Any], values: dict[str, list[Any]]
+) -> dict[str, Any]:
     """The spec with each dataset replaced by the key of its one copy in `datasets`."""
     names = {}
     for name, rows in spec.get("datasets", {}).items():
-        table = _columns(rows)
-        key = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
-        datasets[key] = table
-        names[name] = key
+        table = _columns(rows, values)
+        names[name] = _key(table)
+        datasets[names[name]] = table
     bare = {key: value for key, value in spec.items() if key != "datasets"}
     return {"spec": bare, "datasets": names}
 
 
-def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _columns(rows: list[dict[str, Any]], values: dict[str, list[Any]]) -> dict[str, Any]:
     """Rows as one list a column, a fraction of the size; the page turns them back.
 
-    A column of few different strings becomes {"values": [...], "codes": [...]}.
+    A column of strings, or of few different numbers, becomes {"values": key, "codes": [...]}:
+    positions in a list of values, which is kept once for all columns that have the same. Without
+    codes the column is that list.
     """
     table: dict[str, Any] = {}
     for name in rows[0] if rows else ():
-        column = [_short(row[name]) for row in rows]
-        values = dict.fromkeys(column)
-        if isinstance(column[0], str) and len(values) * 2 < len(column):
-            code = {value: i for i, value in enumerate(values)}
-            table[name] = {"values": list(values), "codes": [code[value] for value in column]}
+        column = [row[name] for row in rows]
+        distinct = dict.fromkeys(column)
+        if len(distinct) * 4 < len(column) or any(isinstance(value, str) for value in distinct):
+            code = {value: i for i, value in enumerate(distinct)}
+            listed = [_short(value) for value in distinct]
+            key = _key(listed)
+            values[key] = listed
+            table[name] = {"values": key}
+            if len(distinct) < len(column):
+                table[name]["codes"] = [code[value] for value in column]
         else:
-            table[name] = column
+            table[name] = [_short(value) for value in column]
     return table
+
+
+def _key(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _short(value: Any) -> Any:

@@ -141,10 +141,18 @@ def interval_text(low: float | None, high: float | None, digits: str = ".2f") ->
     if low is None and high is None:
         return ""
     ends = (
-        f"{low:{digits}}" if low is not None else "−∞",
-        f"{high:{digits}}" if high is not None else "∞",
+        _plain(low, digits) if low is not None else "−∞",
+        _plain(high, digits) if high is not None else "∞",
     )
     return f"[{ends[0]}, {ends[1]}]"
+
+
+def _plain(value: float, digits: str) -> str:
+    """3800 where `.2g` gives 3.8e+03, 1.2e8 where it gives 1.2e+08."""
+    text = f"{value:{digits}}"
+    if "e+" not in text:
+        return text
+    return f"{float(text):.0f}" if abs(value) < 1e6 else text.replace("e+0", "e").replace("e+", "e")
 
 
 def edge_text(edge: dict[str, Any]) -> str:

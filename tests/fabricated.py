@@ -86,6 +86,26 @@ def many_arms(**axes: Any) -> Results:
     return replace(whole, cells=cells)
 
 
+def many(seeds: int) -> Results:
+    """A large study: the cells of three seeds over and over, each time as other seeds, and with
+    other numbers, since equal ones would be stored once."""
+    whole = results()
+    shared = {"lr", "unigram_entropy", "loss_floor", "bytes_per_token"}
+    cells, reports = [], []
+    for first in range(0, seeds, 3):
+        for table, copies in ((whole.cells, cells), (whole.history, reports)):
+            seed = table["seed"] + first
+            name = table["cell"].str.rsplit("-s", n=1).str[0] + "-s" + seed.astype(str)
+            own = [c for c in table.select_dtypes("float64") if c not in shared]
+            copies.append(table.assign(seed=seed, cell=name, **(table[own] * (1 + first * 1e-5))))
+    return replace(
+        whole,
+        study=study(seed=tuple(range(seeds))),
+        cells=pd.concat(cells, ignore_index=True),
+        history=pd.concat(reports, ignore_index=True),
+    )
+
+
 def awkward() -> Results:
     """A study in which whatever can be odd is odd; one seed, 42 cells.
 

@@ -84,6 +84,8 @@ def lr_loss(
     below = rules["low"] & rules["value"].gt(0.08 * top)
     line = 0.6 * layout.font / layout.panel_height * highest
     rules["y"] = rules["value"] + np.where(below, -line, line)
+    counted = _counted(curve, arms, top)
+    longest = max(3, counted["stable"].str.len().max())
     width = layout.panel_width(len(depths))
     panel = _Panel(
         band=bool(curve[["low", "high"]].notna().any(axis=None)),
@@ -93,8 +95,8 @@ def lr_loss(
         shape=state_shape(labels),
         layout=layout,
         width=width,
-        # "2/3" is 1.4 font sizes wide, and there is one at each learning rate.
-        count_font=min(layout.font * 0.75, width / (len(lrs) * 1.5)),
+        # A character is half a font size wide, and there is a "2/3" at each learning rate.
+        count_font=min(layout.font * 0.75, width / (len(lrs) * longest * 0.5)),
     )
     charts = [
         panel.draw(
@@ -109,7 +111,7 @@ def lr_loss(
     chart = panels([panels(charts, layout), beneath], layout, columns=1)
     tables |= {
         "cells": dodged(marks, arms, lrs),
-        "curve": dodged(_counted(curve, arms, top), arms, lrs),
+        "curve": dodged(counted, arms, lrs),
         "rules": rules,
     }
     title = "Final loss against learning rate"

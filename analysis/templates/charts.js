@@ -6,9 +6,13 @@ const views = {};      // figure name -> Vega view, once drawn
 let picked = [];       // names of the cells selected in any figure or in the table
 
 // Tables travel by column; Vega wants rows.
+function list(column) {
+  if (Array.isArray(column)) return column;
+  const values = data.values[column.values];
+  return column.codes ? column.codes.map((code) => values[code]) : values;
+}
 function rows(table) {
-  const lists = Object.entries(table).map(([name, column]) =>
-    [name, Array.isArray(column) ? column : column.codes.map((code) => column.values[code])]);
+  const lists = Object.entries(table).map(([name, column]) => [name, list(column)]);
   const length = lists.length ? lists[0][1].length : 0;
   return Array.from({ length }, (_, i) => Object.fromEntries(lists.map(([name, list]) => [name, list[i]])));
 }
