@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 import pytest
 
 from analysis import latex, page, report
@@ -29,7 +30,7 @@ from analysis.summary import (
     lr_text,
     summarise,
 )
-from analysis.tables import CELL_COLUMNS, as_cells
+from analysis.tables import CELL_COLUMNS, HISTORY_COLUMNS, as_cells, meaning
 from tests import fabricated
 from tune_study.config import ConfigError, log_grid
 
@@ -101,6 +102,18 @@ def test_tables_round_trip_through_parquet(out: Path, small: Results) -> None:
     pd.testing.assert_frame_equal(as_cells(cells.to_dict("records")), small.cells)
     history = pd.read_parquet(out / "history.parquet")
     assert len(history) == len(small.history)
+
+
+def test_parquet_says_what_each_column_holds(out: Path) -> None:
+    """Names, types and meanings as `analysis.tables` documents them."""
+    arrow = {"str": "large_string", "float64": "double", "int64": "int64", "Int64": "int64"}
+    arrow["list of float32"] = "list<element: float>"
+    for name, described in (("cells", CELL_COLUMNS), ("history", HISTORY_COLUMNS)):
+        for field in pyarrow.parquet.read_schema(out / f"{name}.parquet"):
+            words = field.metadata[b"description"].decode()
+            assert words == meaning(field.name, described)
+            whole = field.name if field.name in described else field.name.rpartition("/")[0]
+            assert str(field.type) == arrow[described[whole][0]], field.name
 
 
 def test_the_same_results_give_the_same_bytes(
@@ -212,6 +225,25 @@ def test_page_stamps_what_is_incomplete(awkward: Results, small: Results) -> Non
     assert "still running" in rendered(replace(small, running=True))
 
 
+def test_page_says_how_the_runs_ended(awkward: Results, small: Results) -> None:
+    html = rendered(awkward)
+    for words in ("loss not finite", "RuntimeError: out of memory", "cut off", "There were none"):
+        assert words in html
+    assert 'id="calibration"' not in html
+    summary = json_safe(summarise(small))
+    row = {"criterion": "safe", "false_stops": 0, "n_stopped": 8, "n_failures": 14, "saved": 0.108}
+    row |= {"sensitivity_shift": 0.018, "sensitivity_shift_sd": 0.21, "edge_shift": 0}
+    summary["divergence"]["calibration"] = [row]
+    html = page.render(small, summary, [], {})
+    assert "<td>8 of 14</td><td>10.8 %</td><td>0.018 (0.21)</td><td>0</td>" in html
+
+
+def test_page_has_the_method(small: Results) -> None:
+    html = rendered(small)
+    for words in ("7 from 0.001 to 1, peak", "400 steps of 512 tokens", "python 3.11.2", "fp32"):
+        assert words in html
+
+
 def test_text_cannot_break_out_of_the_page(small: Results) -> None:
     cells = small.cells.copy()
     cells.loc[0, "state"] = "errored"
@@ -230,10 +262,11 @@ def test_size_of_the_page() -> None:
 @pytest.mark.slow
 def test_size_of_a_large_page() -> None:
     """13 x 3 x 2 x 129 = 10,062 cells in less than 10 MB; thinned, and it says so."""
-    wide = fabricated.study(seed=tuple(range(129)))
-    html = rendered(fabricated.results(wide), with_figures=True)
+    large = fabricated.many(129)
+    assert len(large.cells) == len(large.study) == 10_062
+    html = rendered(large, with_figures=True)
     assert len(html.encode()) < 10e6
-    assert "thinned" in html
+    assert re.search(r"thinned: \d+ of \d+ reports drawn, first and last kept", html)
 
 
 # ------------------------------------------------------------------- sentences
@@ -248,12 +281,27 @@ def test_answer_has_the_numbers(small: Results) -> None:
         assert f"at depth {arm['depth']}" in text
 
 
+def test_answer_says_when_first_and_compares_seed_by_seed(small: Results) -> None:
+    """Three sentences; the change of the stable range has the interval of H2's part."""
+    summary = json_safe(summarise(small))
+    sentences = answer(summary)
+    assert len(sentences) == 3
+    assert sentences[0].startswith("QK-norm (RMSNorm) is needed from a learning rate of ")
+    (second,) = (v for v in summary["verdicts"] if v["hypothesis"] == "H2")
+    ratio = next(p for p in second["parts"] if p["unit"] == "x" and p["depth"] == 1)
+    interval = interval_text(ratio["low"], ratio["high"], ".2g")
+    assert f"at depth 1 (×{ratio['effect']:.2g} {interval})" in sentences[1]
+    drop = next(p for p in second["parts"] if p["unit"] == "nats" and p["depth"] == 2)
+    assert f"at depth 2 (−{drop['effect']:.2f} [" in sentences[2]
+
+
 def test_answer_does_not_hide_what_is_unknown(awkward: Results) -> None:
     text = " ".join(answer(json_safe(summarise(awkward))))
     assert "< 0.001" in text  # off at depth 2 is nowhere stable
     assert "≥ 1" in text  # rmsnorm at depth 1 is stable everywhere
     assert "unknown" in text  # rmsnorm at depth 4 was never run
     assert "not monotone" in text  # off at depth 1
+    assert "to an unknown value at depth 4" in text
     assert "nan" not in text.lower()
 
 
@@ -286,6 +334,11 @@ def test_intervals(low: float | None, high: float | None, text: str) -> None:
     assert interval_text(None, None) == ""
 
 
+def test_large_ends_of_an_interval_are_plain() -> None:
+    assert interval_text(0.0026, 3821.0, ".2g") == "[0.0026, 3800]"
+    assert interval_text(1.0, 1.234e8, ".2g") == "[1, 1.2e8]"
+
+
 def test_json_safe() -> None:
     value = {"a": np.float64("nan"), "b": [np.int64(1), math.inf], "c": pd.NA, "d": np.bool_(True)}
     assert json_safe(value) == {"a": None, "b": [1, None], "c": None, "d": True}
@@ -313,6 +366,26 @@ def test_macros_are_defined_once(awkward: Results) -> None:
     assert len({match[1] for match in names if match}) == len(names)
 
 
+def test_macros_have_thresholds_and_effects(small: Results, awkward: Results) -> None:
+    """What the answer's first lines say is there under a name each."""
+    summary = json_safe(summarise(small))
+    found = dict(re.findall(r"\\newcommand\{\\(\w+)\}\{(.*)\}", latex.macros(summary)))
+    (row,) = (row for row in summary["necessity"] if row["depth"] == 2)
+    assert found["NecessityRmsnormDepthTwo"] == lr_text(row["value"])
+    (third,) = (v for v in summary["verdicts"] if v["hypothesis"] == "H3")
+    assert found["VerdictHThreeRmsnorm"] == third["verdict"]
+    assert found["MaxStableLrRatioRmsnormDepthOne"][0].isdigit()
+    for name in (
+        "EffectHThreeRmsnorm",
+        "LrSensitivityDropRmsnormDepthTwo",
+        "NecessityRmsnormDepthOne",
+    ):
+        assert {name, f"{name}Interval"} <= set(found)
+    assert "StepsSavedPercent" in found
+    unknown = latex.macros(json_safe(summarise(awkward)))
+    assert r"\newcommand{\NecessityRmsnormDepthFour}{unknown}" in unknown
+
+
 def test_latex_special_characters() -> None:
     assert latex.escape("95 % of d_head ≥ 1 & more") == r"95 \% of d\_head $\geq$ 1 \& more"
 
@@ -323,7 +396,10 @@ PAPER = r"""
 \input{macros.tex}
 \begin{document}
 \title{A study}\author{Somebody}\maketitle
-The edge moves from \MaxStableLrOffDepthTwo{} to \MaxStableLrRmsnormDepthTwo{}.
+The edge moves from \MaxStableLrOffDepthTwo{} to \MaxStableLrRmsnormDepthTwo{}, a factor of
+\MaxStableLrRatioRmsnormDepthTwo{} \MaxStableLrRatioRmsnormDepthTwoInterval{}. QK-norm is needed
+from \NecessityRmsnormDepthTwo{} \NecessityRmsnormDepthTwoInterval{} up; the slope is
+\EffectHThreeRmsnorm{} \EffectHThreeRmsnormInterval{}, \VerdictHThreeRmsnorm{}.
 \begin{figure}\includegraphics[width=\columnwidth]{figures/lr_loss.pdf}\caption{A}\end{figure}
 \begin{figure*}\includegraphics{figures/lr_loss-wide.pdf}\caption{B}\end{figure*}
 \begin{table}\caption{C}\input{tables/arms.tex}\end{table}
