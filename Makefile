@@ -1,6 +1,7 @@
 # make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report
 # make report | status | prepare [STUDY=pilot]       the steps by themselves
 # make test                                          everything .ci/run checks
+# make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
 # make check                                         lint, format, types
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
@@ -19,7 +20,8 @@ STUDY_TOOL = $(BIN)/python -m tune_study
 AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))
 
-.PHONY: sweep report status prepare calibrate test check coverage bench coord-check clean
+.PHONY: sweep report status prepare calibrate test test-faults check coverage bench coord-check \
+  clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY)
@@ -34,6 +36,15 @@ calibrate: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
+
+# One scenario again, as a failure says: make test-faults SEED=1 FAULTS=140 SCENARIO=3
+SEED ?= 1
+FAULTS ?= 140
+FAULTS_JSON ?= $(RUNS)/faults.json
+test-faults: $(VENV)/installed-dev
+	@mkdir -p $(dir $(FAULTS_JSON))
+	$(BIN)/python -m tests.faults --seed $(SEED) --faults $(FAULTS) --json $(FAULTS_JSON) \
+	  $(if $(SCENARIO),--scenario $(SCENARIO))
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

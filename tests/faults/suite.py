@@ -315,13 +315,13 @@ def _disturb_and_end(
     if ending.early and not disturbance and rng.random() < 0.3:
         time.sleep(rng.uniform(0.3, 9))
     else:
-        _await_rows(run, place, before + rng.randint(1, 40))
+        _await_rows(run, place, before + rng.randint(1, 20))
         time.sleep(rng.uniform(0, 0.15))
     if disturbance and not run.ended:
         DISTURBANCES[disturbance](run, place, rng)
         outcome.faults.append(disturbance)
         outcome.kills += disturbance == "worker SIGKILL"
-        _await_rows(run, place, place.rows() + rng.randrange(12))
+        _await_rows(run, place, place.rows() + rng.randrange(6))
     if run.ended:
         output = run.output()
         assert run.process.returncode in (0, 1), output
