@@ -18,8 +18,8 @@ def test_interrupted_filled_killed_damaged_and_moved_is_never_disturbed():
     scenario = Scenario(
         number=0,
         rng=random.Random(0),
-        endings=["Ctrl-C", "disk full" if can_mount() else "all SIGKILL", "driver SIGKILL"],
-        disturbances=["second sweep", "worker SIGKILL", "SIGSTOP, SIGCONT"],
+        endings=["driver SIGKILL", "Ctrl-C", "disk full" if can_mount() else "all SIGKILL"],
+        disturbances=["SIGSTOP, SIGCONT", "worker SIGKILL", "second sweep"],
         damages=[["checkpoint altered"], ["rows cut"], ["runs folder moved"]],
     )
     with tempfile.TemporaryDirectory() as name, another_ray() as untouched:

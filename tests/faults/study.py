@@ -23,10 +23,10 @@ REPORT_EVERY = 10
 WORDS = [
     *("sweep", "smoke", "--name", NAME, "--no-report"),
     *("--lr", "1e-2,1", "--depth", "1", "--seed", "0"),
-    *("--set", "steps=250", "--set", "warmup_steps=20", "--set", f"report_every={REPORT_EVERY}"),
+    *("--set", "steps=600", "--set", "warmup_steps=20", "--set", f"report_every={REPORT_EVERY}"),
     *("--checkpoint-every", "0"),  # at every report
 ]
-"""Four cells of 25 reports; a few seconds of training, of which every start gets a part."""
+"""Four cells of 60 reports; about ten seconds of training, of which every start gets a part."""
 
 WITHOUT_KERNEL = (
     "import ray._private.utils as utils; utils.detect_fate_sharing_support = lambda: False; "
@@ -72,6 +72,7 @@ class Run:
     """A sweep that was started, with the processes seen of it."""
 
     process: subprocess.Popen[str]
+    head: psutil.Process
     behind_shell: bool
     seen: set[psutil.Process] = field(default_factory=set)
 
@@ -91,7 +92,7 @@ class Run:
             start_new_session=True,
             env=os.environ | {"COLUMNS": "200"},
         )
-        return cls(process, bool(shell))
+        return cls(process, psutil.Process(process.pid), bool(shell))
 
     @property
     def ended(self) -> bool:
@@ -101,18 +102,22 @@ class Run:
     @property
     def pid(self) -> int:
         """Of the sweep, not of a shell around it."""
-        children = psutil.Process(self.process.pid).children() if self.behind_shell else []
-        return children[0].pid if children else self.process.pid
+        children = self.head.children() if self.behind_shell else []
+        return children[0].pid if children else self.head.pid
 
     def look(self) -> list[psutil.Process]:
-        """All processes of it that live, the sweep first."""
+        """All processes of it that live, the sweep first.
+
+        `head` knows when it was started: a process that later got its number is not it.
+        """
+        if self.ended:
+            return []
         try:
-            sweep = psutil.Process(self.pid)
-            family = [sweep, *sweep.children(recursive=True)]
+            family = [self.head, *self.head.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
         self.seen.update(family)
-        return family
+        return family[1:] if self.behind_shell else family
 
     def named(self, part: str) -> list[psutil.Process]:
         """Those whose name or command line holds `part`."""

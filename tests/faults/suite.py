@@ -182,7 +182,7 @@ def _pause(run: Run, place: Place, rng: random.Random) -> None:
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.suspend()
-    time.sleep(rng.uniform(1, 8))
+    time.sleep(rng.uniform(1, 5))
     for process in rng.sample(family, len(family)):
         with suppress(psutil.NoSuchProcess):
             process.resume()
@@ -315,7 +315,7 @@ def _disturb_and_end(
     if ending.early and not disturbance and rng.random() < 0.3:
         time.sleep(rng.uniform(0.3, 9))
     else:
-        _await_rows(run, place, before + rng.randint(1, 20))
+        _await_rows(run, place, before + rng.randint(1, 40))
         time.sleep(rng.uniform(0, 0.15))
     if disturbance and not run.ended:
         DISTURBANCES[disturbance](run, place, rng)
