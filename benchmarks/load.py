@@ -23,6 +23,7 @@ import numpy as np
 
 from analysis import estimators, hypotheses
 from analysis.load import load
+from benchmarks.paired import show
 from tune_study.config import Study, TrialConfig, log_grid
 from tune_study.identity import identity
 from tune_study.records import report_steps
@@ -50,10 +51,7 @@ def main() -> None:
         figures = large(Path(scratch), cells, reports)
     if options.study:
         figures |= against_ray(options.study)
-    for name, value in figures.items():
-        print(f"{name:<44} {value:,.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures, options.json)
 
 
 def large(scratch: Path, cells: int, reports: int) -> dict[str, float]:

@@ -10,7 +10,7 @@
   two threads a trial.
 
 Bare and plain Tune run a random share of the cells, in turns, a new sample each round, and are
-scaled to all of them; of plain Tune only the time a trial is scaled, not its start.
+scaled to all of them; of plain Tune `fit` is timed, without the start of Ray.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def rows(cell: TrialConfig, data: Path) -> Any:
 
 
 def plain_tune(cells: Sequence[TrialConfig], storage: Path, scratch: Path) -> float:
-    """Seconds of plain Tune on these cells, from its first trial's start to its end."""
+    """Seconds that plain Tune's `fit` takes on these cells."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     work = [cell.replace(threads=2).model_dump_json() for cell in cells]
     command = [sys.executable, "-m", "benchmarks.plain_tune", storage, scratch / "data", *work]

@@ -1,10 +1,11 @@
-"""How much disk a start of a study needs, and whether it is there. docs/resume.md has the sizes."""
+"""How much disk a start of a study needs, and whether it is there."""
 
 from __future__ import annotations
 
 import math
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,13 +107,14 @@ def size(n: float) -> str:
     return f"{n / 2**30:.1f} GB" if n >= 2**30 else f"{n / MB:.0f} MB"
 
 
+@lru_cache(maxsize=1)
 def _largest(study: Study, vocab_size: int) -> int:
-    """Parameters of the study's largest model."""
+    """Parameters of the study's largest model; every shape is built for it, so once a start."""
     import torch
 
     from tune_study.model import GPT
 
-    shapes = {config.replace(lr=1.0, seed=0): config for config in study.cells()}
+    shapes = {config.replace(lr=1.0, seed=0) for config in study.cells()}
     with torch.device("meta"):  # shapes without memory
         return max(GPT(config, vocab_size, 0).parameter_count() for config in shapes)
 

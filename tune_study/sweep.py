@@ -3,7 +3,6 @@
 Going on is starting: every start reads what earlier ones left (`records`), and makes a new
 Tune experiment of exactly the cells that have no result yet, each from its last usable
 checkpoint. Tune's own restore is not used: it ignores a changed grid, and repeats rows.
-docs/resume.md says what is promised and how it is shown.
 """
 
 from __future__ import annotations

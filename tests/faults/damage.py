@@ -16,6 +16,12 @@ def _one(study: Path, pattern: str, rng: random.Random) -> Path | None:
     return rng.choice(found) if found else None
 
 
+def _two(study: Path, pattern: str, rng: random.Random) -> tuple[Path, Path] | None:
+    """Two that differ."""
+    one, other = (_one(study, pattern, rng) for _ in range(2))
+    return None if one is None or other is None or one == other else (one, other)
+
+
 def _cut(path: Path | None, rng: random.Random) -> str:
     if path is None:
         return ""
@@ -65,10 +71,9 @@ def row_doubled(study: Path, rng: random.Random) -> str:
 
 
 def row_of_another_cell(study: Path, rng: random.Random) -> str:
-    source, target = (_one(study, "*/result.json", rng) for _ in range(2))
-    if source is None or target is None or source == target:
+    if (two := _two(study, "*/result.json", rng)) is None:
         return ""
-    shutil.copy(source, target)
+    shutil.copy(*two)
     return "result.json of another cell"
 
 
@@ -109,9 +114,9 @@ def checkpoint_deleted(study: Path, rng: random.Random) -> str:
 
 
 def checkpoint_of_another_cell(study: Path, rng: random.Random) -> str:
-    source, target = (_one(study, "*/checkpoint_*", rng) for _ in range(2))
-    if source is None or target is None or source == target:
+    if (two := _two(study, "*/checkpoint_*", rng)) is None:
         return ""
+    source, target = two
     shutil.rmtree(target)
     shutil.copytree(source, target)
     return "checkpoint of another cell"
