@@ -29,6 +29,9 @@ def main() -> None:
     parser.add_argument("--scenario", type=int, help="play this one only")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
+    # What is ignored here, as under nohup, the sweeps would ignore too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Ended from outside, too, it leaves no process stopped and no disk mounted.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     disk = can_mount()

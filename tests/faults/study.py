@@ -191,10 +191,11 @@ class Tables:
     def of(cls, study: Path) -> Tables:
         """Reads them."""
         results = load(study)
-        clocks = [name for name in results.history if name.startswith("time/")]
+        # Where nothing is left, the history has no such column.
+        history = results.history.drop(columns="resumed_step", errors="ignore")
         return cls(
             results.cells.drop(columns=["seconds", "tokens_per_s", "started", "ended"]),
-            results.history.drop(columns=[*clocks, "resumed_step"]),
+            history.drop(columns=[name for name in history if name.startswith("time/")]),
         )
 
     def against(self, undisturbed: Tables) -> dict[str, int]:
