@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,6 +127,12 @@ def test_every_parameter_gets_a_gradient_and_no_future_token_is_seen(arm):
 def test_every_component_is_in_the_table():
     covered = {field for changes, _ in ARMS.values() for field in changes}
     assert covered >= NEUTRAL.keys() - {"mup_base_width", "mup_base_head_width"}
+
+
+def test_every_component_is_in_the_method():
+    table = (Path(__file__).parents[1] / "docs/method.md").read_text(encoding="utf-8")
+    missing = [name for name in NEUTRAL if not re.search(rf"`{name}\b", table)]
+    assert missing == []
 
 
 @pytest.mark.parametrize("arm", [*STATEFUL, "l2", "softcap2", "zloss1e-4", MODERN])
