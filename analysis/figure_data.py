@@ -33,12 +33,6 @@ def reference_losses(cells: pd.DataFrame) -> pd.DataFrame:
     return table[np.isfinite(table["value"])].reset_index(drop=True)
 
 
-def halfway_loss(cells: pd.DataFrame) -> float:
-    """Half of the way from the unigram entropy to the best final loss of a stable cell."""
-    stable = cells[cells["state"].eq("stable") & np.isfinite(cells["loss"])]
-    return float((cells["unigram_entropy"].median() + stable["loss"].min()) / 2)
-
-
 def depth_trend(
     needed: pd.DataFrame, verdicts: list[dict[str, Any]]
 ) -> tuple[pd.DataFrame | None, str]:

@@ -16,7 +16,6 @@ from analysis.figure import Figure
 from analysis.figure_data import (
     depth_trend,
     diagnostic_values,
-    halfway_loss,
     layer_curves,
     loss_curve,
     no_gains,
@@ -177,25 +176,19 @@ def _necessity(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
 
 def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
     cells, history = results.cells, results.history
-    declared = results.study.margins.target_loss
-    target = halfway_loss(cells) if declared is None else declared
-    if not len(history) or not np.isfinite(target):
+    target = results.study.margins.target_loss
+    if not len(history) or target is None:
         return
     times = estimators.steps_to_threshold(cells, history, target)
     times = times.merge(cells[[*estimators.AXIS_KEYS, "cell"]], on=estimators.AXIS_KEYS)
     medians = estimators.median_steps(times)
-    origin = (
-        "no target declared: half of the way from the unigram entropy to the best loss found"
-        if declared is None
-        else "the target that the study declares"
-    )
     yield Figure(
         "steps_to_loss",
-        f"Steps until the validation loss is at {target:.2f} nats a token ({origin}), interpolated "
-        f"between reports, for {_n(len(times), 'cell')}. An arrow is a cell that did not get there "
+        f"Steps until the validation loss is at {target:.2f} nats a token, the target that the study "
+        f"declares, interpolated between reports, for {_n(len(times), 'cell')}. An arrow is a cell that did not get there "
         "within the steps it was given, a square one that errored or is missing, at the last step "
         "seen.",
-        lambda layout: plots.steps_to_loss(times, medians, target, origin, layout),
+        lambda layout: plots.steps_to_loss(times, medians, target, layout),
     )
 
 

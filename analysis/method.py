@@ -50,7 +50,8 @@ def rows(results: Results) -> list[tuple[str, str]]:
                 f"{name.replace('_', ' ')} {value:g}"
                 for name, value in margins.model_dump(exclude={"lr_range"}).items()
                 if value is not None
-            ),
+            )
+            + ("" if margins.target_loss else "; no target loss, so steps to one are not compared"),
         ),
         ("device", f"{known('device')}; {known('precision')}; threads {known('threads')}"),
         ("versions", ", ".join(f"{k} {v}" for k, v in results.versions.items())),

@@ -23,7 +23,7 @@ from analysis.summary import interval_text, lr_text
 Row = dict[str, Any]
 
 FIGURES = (
-    *("stabilisers_loss", "stabilisers_change"),
+    *("stabilisers_loss", "stabilisers_curves", "stabilisers_change"),
     *("stabilisers_phase", "stabilisers_interaction"),
 )
 """Names of the figures of all arms, in reading order."""
@@ -269,6 +269,14 @@ def figures(results: Results, content: Row) -> Iterator[Figure]:
         "stands at the loss at initialisation.",
         lambda layout: plots.arm_curves(cells, curve, first, layout),
     )
+    if len(results.history):
+        both = arms.results_by_arm(results)
+        yield Figure(
+            "stabilisers_curves",
+            "Validation loss over training, a panel an arm, a line a cell. Cells chosen in another "
+            "figure or in the table are brought out here.",
+            lambda layout: plots.training_curves(both.cells, both.history, layout, first),
+        )
     ranked = pd.DataFrame(content["ranking"])
     bounds = ["value", "low", "high", "change", "change_low", "change_high"]
     ranked[bounds] = ranked[bounds].astype(float)

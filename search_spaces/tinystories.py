@@ -1,6 +1,6 @@
 """The real study: TinyStories (Eldan and Li 2023) at 10, 12.5 and 15 million parameters."""
 
-from tune_study.config import DataConfig, Study, TrialConfig, log_grid
+from tune_study.config import DataConfig, Margins, Study, TrialConfig, log_grid
 
 STUDY = Study(
     name="tinystories",
@@ -24,5 +24,6 @@ STUDY = Study(
         "qk_norm": ("off", "rmsnorm"),
         "seed": (0, 1, 2),
     },
+    margins=Margins(target_loss=4.0),
     checkpoint_every_s=300,
 )

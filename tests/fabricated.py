@@ -17,9 +17,9 @@ import pandas as pd
 
 from analysis.load import Results
 from analysis.tables import as_cells
-from tune_study.config import Study, log_grid
+from tune_study.config import Margins, Study, log_grid
 
-INIT, UNIGRAM, FLOOR = 6.24, 4.88, 0.6
+INIT, UNIGRAM, FLOOR, TARGET = 6.24, 4.88, 0.6, 2.9
 REPORTS = range(20, 401, 20)
 
 
@@ -31,7 +31,7 @@ def study(**axes: Any) -> Study:
         "qk_norm": ("off", "rmsnorm"),
         "seed": (0, 1, 2),
     }
-    return Study(name="fabricated", axes=default | axes)
+    return Study(name="fabricated", axes=default | axes, margins=Margins(target_loss=TARGET))
 
 
 def results(of: Study | None = None) -> Results:

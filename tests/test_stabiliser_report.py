@@ -80,7 +80,7 @@ def test_figures_of_qk_norm_draw_the_pair_alone(
 
     assert drawn(many, summary) == drawn(pair, json_safe(summarise(pair)))
     names = [figure.name for figure in figures(many, summary)]
-    assert names[-4:] == list(stabiliser_report.FIGURES)
+    assert names[-5:] == list(stabiliser_report.FIGURES)
 
 
 def test_estimators_refuse_a_table_of_arms_that_share_qk_norm(many: Results) -> None:

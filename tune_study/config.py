@@ -348,7 +348,7 @@ class Margins(Config):
         None,
         gt=0,
         description="the validation loss, in nats a token, whose time to reach is compared, or "
-        "null for half of the way from the unigram entropy to the best loss found",
+        "null to compare none",
     )
 
     @model_validator(mode="after")

@@ -112,6 +112,8 @@ class StudyFolder:
         # Through Study: a setting that did not exist then stands at what it now is by default.
         old, new = (_flat(s.model_dump(mode="json")) for s in (self.study(), study))
         free = {"description", "checkpoint_every_s", "keep_weights", "arms", "base.diagnostics"}
+        if old["margins.target_loss"] is None:
+            free.add("margins.target_loss")  # nothing was concluded from it yet
         differences = [
             f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
             for key in sorted(old.keys() | new.keys())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -17,6 +19,7 @@ from analysis.plots.theme import (
     arm_order,
     brought_out,
     choosable,
+    colour_of,
     last_row,
     layered,
     linear_ticks,
@@ -31,7 +34,12 @@ MOST_POINTS = 40_000
 """Points beyond which each curve is thinned: more than a screen can tell apart."""
 
 
-def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout = WIDE) -> Any:
+def training_curves(
+    cells: pd.DataFrame,
+    history: pd.DataFrame,
+    layout: Layout = WIDE,
+    arm_by_arm: Sequence[str] = (),
+) -> Any:
     """Training curves, one panel a depth, one line a cell, marked where its verdict fell.
 
     Losses above 1.1 times the loss at initialisation are drawn there.
@@ -39,6 +47,8 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
     Args:
         cells: as `analysis.tables.CELL_COLUMNS`.
         history: with cell, step and val/loss.
+        arm_by_arm: where there are more arms than colours, all of them, in the order to be drawn:
+            then each has a panel of its own.
     """
     arms, depths = arm_order(cells["qk_norm"]), sorted(cells["depth"].unique())
     reports = history[["cell", "step", "val/loss"]].merge(
@@ -60,12 +70,15 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
     kept, thinned = _thin(lines)
     kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
     low = min([0.0, *lines["loss"].dropna()])
-    colour, shape = arm_colour(arms), state_shape(labels)
+    shape = state_shape(labels)
+    which = [(depth, arm) for depth in depths for arm in (arm_by_arm or [None])]
+    if arm_by_arm:
+        layout = replace(layout, columns=2 if layout.columns == 1 else 4, panel_height=90)
     charts = []
-    for i, depth in enumerate(depths):
+    for i, (depth, arm) in enumerate(which):
         x = alt.X(
             "step:Q",
-            axis=alt.Axis(title="step" if last_row(i, len(depths), layout) else None, tickCount=5),
+            axis=alt.Axis(title="step" if last_row(i, len(which), layout) else None, tickCount=5),
             scale=alt.Scale(domain=[0, int(cells["steps"].max())], nice=False),
         )
         y = alt.Y(
@@ -78,7 +91,12 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
             ),
             scale=alt.Scale(domain=[low, ceiling * 1.04], nice=False),
         )
-        only = f"datum.depth == {depth}"
+        only, title = f"datum.depth == {depth}", f"depth {depth}"
+        colour: Any = arm_colour(arms)
+        if arm is not None:
+            only += f" && datum.arm == '{arm_name(arm)}'"
+            title = f"{arm}, {title}" if len(depths) > 1 else arm
+            colour = alt.ColorValue(colour_of(arm))
         line = alt.Chart(alt.NamedData("curves")).transform_filter(only)
         end = alt.Chart(alt.NamedData("ends"), name=f"ends_{i}").transform_filter(only)
         line = line.mark_line(invalid=BREAK_AT_GAPS).encode(
@@ -103,9 +121,9 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         charts.append(
             sized(
                 layered(line, end),
-                layout.panel_width(len(depths)),
+                layout.panel_width(len(which)),
                 layout.panel_height * 0.8,
-                f"depth {depth}",
+                title,
             )
         )
     figure = choosable(panels(charts, layout))
@@ -124,7 +142,8 @@ def training_curves(cells: pd.DataFrame, history: pd.DataFrame, layout: Layout =
         "curves": kept[["cell", "depth", "arm", "step", "loss"]],
         "ends": ends[["cell", "depth", "arm", "step", "loss", "state", "state_label"]],
     }
-    return styled(figure, layout, tables, "Training curves", notes)
+    title = "Training curves, arm by arm" if arm_by_arm else "Training curves"
+    return styled(figure, layout, tables, title, notes)
 
 
 def _verdicts(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:

@@ -21,7 +21,9 @@ from analysis.plots.theme import (
     NUMBER_LABEL,
     WIDE,
     Layout,
+    brought_out,
     cell_tooltip,
+    choosable,
     colour_of,
     decades,
     last_row,
@@ -85,7 +87,6 @@ def arm_curves(
                 ).encode(x=x, y=alt.Y("median:Q", scale=scale, axis=axis)),
                 point.mark_point(
                     color=colour,
-                    strokeOpacity=strength,
                     size=layout.point * 0.6,
                     strokeWidth=layout.stroke * 0.8,
                     filled=False,
@@ -93,6 +94,7 @@ def arm_curves(
                     x=x,
                     y=alt.Y("y:Q", scale=scale, axis=axis),
                     shape=shape,
+                    strokeOpacity=brought_out(strength, 0.1),
                     tooltip=cell_tooltip(),
                 ),
             ]
@@ -104,7 +106,8 @@ def arm_curves(
         notes.append(f"{lost} of {len(marks)} cells errored or missing: not drawn")
     keep = ["cell", "depth", "arm", "lr", "state", "state_label", "reason", "step", "loss", "y"]
     tables = {"cells": drawn[keep], "curve": curve[["depth", "arm", "lr", "median"]]}
-    return styled(panels(charts, layout), layout, tables, "Every arm and the baseline", notes)
+    figure = choosable(panels(charts, layout))
+    return styled(figure, layout, tables, "Every arm and the baseline", notes)
 
 
 def _clamped(cells: pd.DataFrame) -> pd.DataFrame:

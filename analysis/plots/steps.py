@@ -34,7 +34,6 @@ def steps_to_loss(
     times: pd.DataFrame,
     medians: pd.DataFrame,
     target: float,
-    origin: str,
     layout: Layout = WIDE,
 ) -> Any:
     """Steps until the validation loss is at `target`, one panel a depth, one mark a cell.
@@ -45,7 +44,6 @@ def steps_to_loss(
             stands at that step, or a square for a cell that errored or is missing.
         medians: as `analysis.estimators.median_steps`.
         target: the loss, nats a token.
-        origin: who set the target, in words.
     """
     arms, depths = arm_order(times["qk_norm"]), sorted(times["depth"].unique())
     lrs = sorted(times["lr"].unique())
@@ -94,8 +92,8 @@ def steps_to_loss(
         width = layout.panel_width(len(depths))
         charts.append(sized(chart, width, layout.panel_height * 0.8, f"depth {depth}"))
     notes = [
-        f"to {target:.2f} nats/token, {origin}",
-        f"{len(times)} cells; line: Kaplan-Meier median over seeds",
+        f"to {target:.2f} nats/token, as declared; {len(times)} cells",
+        "line: Kaplan-Meier median over seeds",
         "no line where half of the seeds or more never get there",
     ]
     return styled(choosable(panels(charts, layout)), layout, tables, "Steps to a loss", notes)
