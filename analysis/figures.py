@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis import early_warning, estimators, plots, robustness, stabiliser_report
@@ -184,10 +183,10 @@ def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure
     medians = estimators.median_steps(times)
     yield Figure(
         "steps_to_loss",
-        f"Steps until the validation loss is at {target:.2f} nats a token, the target that the study "
-        f"declares, interpolated between reports, for {_n(len(times), 'cell')}. An arrow is a cell that did not get there "
-        "within the steps it was given, a square one that errored or is missing, at the last step "
-        "seen.",
+        f"Steps until the validation loss is at {target:.2f} nats a token, the target that the "
+        f"study declares, interpolated between reports, for {_n(len(times), 'cell')}. An arrow is "
+        "a cell that did not get there within the steps it was given, a square one that errored or "
+        "is missing, at the last step seen.",
         lambda layout: plots.steps_to_loss(times, medians, target, layout),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,35 +11,8 @@ import pytest
 
 from analysis.load import Results
 from tests import fabricated
+from tests.browser import Tab
 from tests.test_report import rendered
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("no chromium is installed", allow_module_level=True)
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-MARKS = """(figure, prefix) => {
-  const found = [];
-  const walk = (node) => {
-    if (node.marktype === "symbol" && (node.name ?? "").startsWith(prefix)) {
-      for (const item of node.items) found.push(item.datum);
-    } else for (const child of node.items ?? []) walk(child);
-  };
-  walk(views[figure].scenegraph().root);
-  return found;
-}"""
-"""The data of the points drawn in the views whose name begins with a prefix."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
-        # Chromium's sandbox needs rights that containers do not give.
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +37,6 @@ def awkward_page(awkward: Results, tmp_path_factory: pytest.TempPathFactory) -> 
     path = tmp_path_factory.mktemp("awkward") / "index.html"
     path.write_text(rendered(awkward, with_figures=True))
     return path
-
-
-class Tab:
-    """A page opened without a network, which notes what goes wrong on it."""
-
-    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
-        self.context = browser.new_context(offline=True, **context)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)
-        self.wrong: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("body[data-drawn=yes]", state="attached")
-
-    def _console(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.wrong.append(message.text)
-
-    def marks(self, figure: str, prefix: str) -> list[dict[str, Any]]:
-        walk = f"([figure, prefix]) => ({MARKS})(figure, prefix)"
-        found: list[dict[str, Any]] = self.page.evaluate(walk, [figure, prefix])
-        return found
 
 
 @pytest.fixture
@@ -133,23 +80,44 @@ def test_a_click_in_the_curves_of_loss_brings_out_the_training_curve(
     tab.page.wait_for_function("picked.length === 1")
     name = tab.page.evaluate("picked[0]")
     assert name in set(small.cells["cell"])
-    assert tab.page.evaluate("views.curves.signal('chosen')") == [name]
-    tab.page.evaluate("views.curves.runAsync().then(() => null)")
-    faded = """() => {
-      const seen = {};
+    opacity = opacity_of_curves(tab, "curves")
+    assert len(opacity) == len(small.cells)
+    assert opacity.pop(name) > 0.5
+    assert max(opacity.values()) < 0.1
+    assert tab.page.locator(f"tr.picked[data-cell='{name}']").count() == 1
+
+
+def opacity_of_curves(tab: Tab, figure: str) -> dict[str, float]:
+    """Of each cell's training curve, once what is chosen has been drawn."""
+    walk = """async (figure) => {
+      const view = views[figure], seen = {};
+      await view.runAsync();
       const walk = (node) => {
         if (node.marktype === "line") {
           for (const { datum, strokeOpacity } of node.items) seen[datum.cell] = strokeOpacity;
         } else for (const child of node.items ?? []) walk(child);
       };
-      walk(views.curves.scenegraph().root);
+      walk(view.scenegraph().root);
       return seen;
     }"""
-    opacity = tab.page.evaluate(faded)
-    assert len(opacity) == len(small.cells)
+    found: dict[str, float] = tab.page.evaluate(walk, figure)
+    return found
+
+
+def test_the_curve_of_any_arm_is_brought_out(browser: Any, tmp_path: Path) -> None:
+    """Also of an arm that is neither the baseline nor RMSNorm."""
+    many = fabricated.many_arms(lr=(0.01, 0.1), seed=(0, 1))
+    page = tmp_path / "index.html"
+    page.write_text(rendered(many, with_figures=True))
+    tab = Tab(browser, page)
+    name = many.cells.loc[many.cells["arm"] == "zloss1e-4", "cell"].iloc[0]
+    tab.page.locator(f"tr[data-cell='{name}']").click()
+    opacity = opacity_of_curves(tab, "stabilisers_curves")
+    assert len(opacity) == len(many.cells)
     assert opacity.pop(name) > 0.5
     assert max(opacity.values()) < 0.1
-    assert tab.page.locator(f"tr.picked[data-cell='{name}']").count() == 1
+    assert tab.wrong == []
+    tab.context.close()
 
 
 def test_a_click_in_the_table_brings_out_the_training_curve(tab: Tab) -> None:

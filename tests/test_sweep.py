@@ -6,55 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
 from analysis import load
+from tests.conftest import GRID, ROOT, SHORT
 from tune_study.data import open_tokens
 from tune_study.store import StudyFolder
 from tune_study.trainer import Trainer
-
-ROOT = Path(__file__).resolve().parent.parent
-GRID = ["--lr", "1e-2,1e-1", "--depth", "1", "--seed", "0,1"]
-SHORT = ["--set", "steps=20", "--set", "warmup_steps=5"]
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory):
-    return tmp_path_factory.mktemp("tokens")
-
-
-@pytest.fixture(scope="session")
-def command(data):
-    """Builds the command line of one verb."""
-
-    def build(runs, *words):
-        base = [sys.executable, "-m", "tune_study", *words]
-        return [*base, "--runs", str(runs), *(["--data", str(data)] if words[0] == "sweep" else [])]
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def run(command):
-    def call(runs, *words):
-        return subprocess.run(
-            command(runs, *words), cwd=ROOT, capture_output=True, text=True, timeout=300
-        )
-
-    return call
-
-
-@pytest.fixture(scope="session")
-def finished(run, tmp_path_factory):
-    """A small study, swept undisturbed."""
-    runs = tmp_path_factory.mktemp("runs")
-    result = run(runs, "sweep", "smoke", *GRID, *SHORT, "--name", "tiny")
-    assert result.returncode == 0, result.stdout + result.stderr
-    return runs, result
 
 
 def table(runs, name="tiny"):

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.plots.theme import (
     BREAK_AT_GAPS,
+    GREY,
     WIDE,
     Layout,
     arm_colour,
@@ -70,21 +71,25 @@ def training_curves(
     kept, thinned = _thin(lines)
     kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
     low = min([0.0, *lines["loss"].dropna()])
-    shape = state_shape(labels)
-    which = [(depth, arm) for depth in depths for arm in (arm_by_arm or [None])]
+    shape = state_shape(labels, symbolStrokeColor=GREY)
+    # As high as its panel, a longer title would push the panel down.
+    y_title, x_ticks = ("loss", 3) if arm_by_arm else ("validation loss (nats/token)", 5)
+    which = [(depth, arm) for depth in depths for arm in (arm_by_arm or (None,))]
     if arm_by_arm:
         layout = replace(layout, columns=2 if layout.columns == 1 else 4, panel_height=90)
     charts = []
     for i, (depth, arm) in enumerate(which):
         x = alt.X(
             "step:Q",
-            axis=alt.Axis(title="step" if last_row(i, len(which), layout) else None, tickCount=5),
+            axis=alt.Axis(
+                title="step" if last_row(i, len(which), layout) else None, tickCount=x_ticks
+            ),
             scale=alt.Scale(domain=[0, int(cells["steps"].max())], nice=False),
         )
         y = alt.Y(
             "loss:Q",
             axis=alt.Axis(
-                title=None if i % layout.columns else "validation loss (nats/token)",
+                title=None if i % layout.columns else y_title,
                 values=linear_ticks(
                     low, ceiling, most=int(layout.panel_height // (layout.font * 2))
                 ),
