@@ -5,9 +5,7 @@
 The plain loop is what one writes without thinking of speed: batches stacked from slices, PyTorch's
 default AdamW, cross-entropy over all the logits, `loss.item()` after every step. It runs in
 float32, at real size also compiled. Ways take turns, a few steps each; figures are medians over
-the rounds. Model FLOPs are 6 a matrix parameter and token, plus 12 x depth x width x context a
-token for attention (Chowdhery et al. 2022, appendix B); MFU divides by the largest rate that a
-matrix product of this machine reached.
+the rounds. MFU is model FLOPs over the largest rate that a matrix product of this machine reached.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from benchmarks.paired import alternate, ratio, show
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import diverged
 from tune_study.model import GPT
+from tune_study.size import flops_per_token
 from tune_study.trainer import Trainer, strict
 
 CORES = os.cpu_count() or 1
@@ -101,7 +100,8 @@ def size(config: TrialConfig, vocab: int, steps: int, repeats: int) -> dict[str,
         way()  # the first time pays for memory and compilation
     rates = alternate(ways, repeats)
     peak = {"fp32": gemm_peak(torch.float32), "bf16": gemm_peak(torch.bfloat16)}
-    flops = model_flops(config, vocab)
+    matrices = 12 * config.depth * config.width**2 + vocab * config.width
+    flops = flops_per_token(matrices, config.depth, config.width, config.context)
     figures: dict[str, float] = {}
     for name in ways:
         precision = "bf16" if name.startswith("bf16") else "fp32"
@@ -176,12 +176,6 @@ def watching(
         trainer.evaluate()
         shares["validation"].append((time.perf_counter() - started) / training)
     return {f"{k}, % of training": 100 * statistics.median(v) for k, v in shares.items()}
-
-
-def model_flops(config: TrialConfig, vocab: int) -> float:
-    """Floating-point operations of one token's forward and backward pass."""
-    matrices = 12 * config.depth * config.width**2 + vocab * config.width
-    return 6 * matrices + 12 * config.depth * config.width * config.context
 
 
 def gemm_peak(dtype: torch.dtype, size: int = 2048, tries: int = 8) -> float:

@@ -11,10 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import trainer
 from benchmarks.paired import alternate, ratio
-from tune_study.config import TrialConfig
-from tune_study.model import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,14 +32,6 @@ def test_the_ratio_is_taken_within_a_round() -> None:
     # 2/1, 6/3 and 20/5: the median is 2, though 6/3 of the medians would be 2 and means give 3.1.
     assert ratio([2.0, 6.0, 20.0], [1.0, 3.0, 5.0]) == 2.0
     assert ratio([1.0], [4.0]) == 0.25
-
-
-def test_model_flops_are_six_a_matrix_parameter() -> None:
-    config = TrialConfig(depth=3, width=24, heads=3, context=8)
-    model = GPT(config, 50, seed=0)
-    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2) - 8 * 24  # positions
-    attention = 12 * 3 * 24 * 8
-    assert trainer.model_flops(config, 50) == 6 * matrices + attention
 
 
 def test_trainer_benchmark_writes_strict_json(tmp_path: Path) -> None:

@@ -12,34 +12,36 @@ import numpy as np
 import pytest
 import torch
 
+from tune_study import trainer as module
 from tune_study.config import ConfigError
 from tune_study.trainer import Trainer, stream_seed, strict
 
 GOLDEN = [
     4.58294,
-    4.58937,
-    4.63414,
-    4.69127,
-    4.60046,
-    4.69228,
-    4.68818,
-    4.66972,
-    4.76171,
-    4.61549,
-    4.61383,
-    4.61857,
-    4.68307,
-    4.64771,
-    4.55484,
-    4.56563,
-    4.60728,
-    4.62560,
-    4.56108,
-    4.55061,
+    4.57777,
+    4.57147,
+    4.56534,
+    4.54387,
+    4.56958,
+    4.58723,
+    4.52347,
+    4.61027,
+    4.56166,
+    4.57968,
+    4.58719,
+    4.59305,
+    4.54804,
+    4.56402,
+    4.52445,
+    4.59747,
+    4.61928,
+    4.57172,
+    4.54965,
 ]
 """First 20 training losses of `golden_cell` on CPU. They change when the arithmetic, the
 initialisation or the data order changes: then raise TRAINER_VERSION and renew them. Kinds of
-processor differ in the last digits."""
+processor differ in the last bits, which at a learning rate of 0.1 grow to 0.05 within these steps;
+at 0.01 AVX2 and AVX-512 agree in all digits given."""
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def golden_tokens():
 
 @pytest.fixture
 def golden_cell(small):
-    return small.replace(steps=20, report_every=20, warmup_steps=5, lr=0.1, qk_norm="rmsnorm")
+    return small.replace(steps=20, report_every=20, warmup_steps=5, lr=0.01, qk_norm="rmsnorm")
 
 
 def rows(config, tokens):
@@ -70,7 +72,7 @@ def comparable(row):
 
 def test_golden_losses(golden_cell, golden_tokens):
     (row,) = rows(golden_cell, golden_tokens)
-    assert row["train/losses"] == pytest.approx(GOLDEN, abs=2e-4)
+    assert row["train/losses"] == pytest.approx(GOLDEN, abs=1e-4)
 
 
 def test_the_same_cell_gives_the_same_bits(small, tokens):
@@ -221,6 +223,25 @@ def test_a_non_finite_loss_is_caught_on_its_step_and_changes_no_weight(small, to
         assert torch.equal(p, kept)
 
 
+def test_weights_stay_where_the_optimiser_cannot_skip(small, tokens, monkeypatch):
+    """As on MPS: the same weights, and losses, as where it can."""
+
+    def weights(diverging):
+        trainer = Trainer(small.replace(sigma_reparam=True), tokens)
+        trainer.train(4)
+        if diverging:
+            trainer.model.tokens.weight.data[0, 0] = torch.nan
+        trainer.train(4)
+        return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+    skipping = weights(False), weights(True)
+    monkeypatch.setattr(module, "SKIP_BY_THEMSELVES", ())
+    restoring = weights(False), weights(True)
+    assert torch.equal(skipping[0], restoring[0])
+    assert torch.equal(skipping[1].nan_to_num(9), restoring[1].nan_to_num(9))
+    assert skipping[1].isnan().sum() == 1
+
+
 def test_a_row_with_non_finite_values_says_so():
     row = strict({"a": math.inf, "b": [1.0, math.nan], "c": 2.0, "step": 3})
     assert row == {"a": None, "b": [1.0, None], "c": 2.0, "step": 3, "nonfinite": "a,b"}
@@ -251,26 +272,6 @@ def test_a_device_that_is_not_here_is_refused(small, tokens):
 
 def test_threads_0_means_all_cores_and_is_recorded_as_such(small, tokens):
     assert Trainer(small.replace(threads=0), tokens).config.threads == os.cpu_count()
-
-
-def test_no_float64_tensor_is_made(small, tokens):
-    """MPS has none: one anywhere in training or measuring would end a run there."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = set()
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for value in out if isinstance(out, tuple | list) else [out]:
-                if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
-                    seen.add(str(func))
-            return out
-
-    with Watch():
-        trainer = Trainer(small.replace(qk_norm="rmsnorm"), tokens)
-        trainer.train(4)
-    assert seen == set()
 
 
 def test_too_little_validation_text_is_refused(small, tokens):

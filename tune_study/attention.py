@@ -30,7 +30,8 @@ class UnitVectors(nn.Module):
         add_gain(self, torch.tensor(initial or 1.0), "absent" if initial is None else gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        unit = F.normalize(x, dim=-1)
+        # Its gradient is made in place, in the input's strides.
+        unit = F.normalize(x.contiguous(), dim=-1)
         return unit if self.gain is None else unit * self.gain
 
 

@@ -1,7 +1,8 @@
-"""The command line: prepare, sweep, status, report, calibrate, replay.
+"""The command line: prepare, plan, sweep, status, report, calibrate, replay, doctor.
 
 Exit codes: 0 done; 1 some cells errored, or the sweep could not go on; 2 a setting or file is
-wrong, one line says which; 130 interrupted. After 1 and 130 the same command goes on.
+wrong, one line says which; 3 the time given by --hours is over; 130 interrupted. After 1, 3 and
+130 the same command goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,7 @@ import typer
 
 import search_spaces
 from tune_study import signals
+from tune_study.concurrency import Policy, policy
 from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
 
@@ -33,7 +36,7 @@ app = typer.Typer(
     help="When does a small language model need QK-norm? Sweeps learning rate, depth, "
     "QK-norm and seed with Ray Tune, and reports what the sweep shows.",
     epilog="Exit codes: 0 done, 1 cells errored or the sweep was stopped, 2 wrong setting or "
-    "file, 130 interrupted.",
+    "file, 3 the time given by --hours is over, 130 interrupted.",
 )
 
 StudyName = Annotated[
@@ -65,6 +68,11 @@ CriterionName = Annotated[
     typer.Option("--criterion", help="Rules of divergence: " + ", ".join(CRITERIA) + "."),
 ]
 
+MaxConcurrent = Annotated[
+    int | None,
+    typer.Option(help="Cells at a time, in place of what suits device and threads."),
+]
+
 SHOW_CURSOR = b"\x1b[?25h"
 """The live progress line hides it."""
 
@@ -79,6 +87,44 @@ def prepare(
 ) -> None:
     """Make the tokens of a study and print the data report. Does nothing twice."""
     _prepare(_changed(study, {}, set_, None), data)
+
+
+@app.command()
+def plan(
+    study: StudyName,
+    name: Name = None,
+    lr: Lr = None,
+    depth: Depth = None,
+    qk_norm: QkNorm = None,
+    arm: Arm = None,
+    seed: Seed = None,
+    set_: Set = None,
+    criterion: CriterionName = None,
+    max_concurrent: MaxConcurrent = None,
+    runs: Runs = DEFAULT_RUNS,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Print what a sweep would take: cells, parameters, tokens, FLOPs, disk and hours.
+
+    Trains each size of model for a moment to see how fast this machine is; writes nothing.
+    """
+    from tune_study import cost, device
+    from tune_study import sweep as engine
+    from tune_study.data import open_tokens
+
+    axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
+    wanted = _changed(study, axes, set_, name, criterion, arm)
+    wanted = wanted.replace(base=device.settle(wanted.base))
+    folder = StudyFolder(runs, wanted.name)
+    checksum = folder.read()["data"]["checksum"] if folder.exists() else ""
+    try:
+        tokens = open_tokens(wanted.base.data, data, verify=False, checksum=checksum or None)
+        vocab_size, prepared = tokens.vocab_size, "tokens are prepared"
+    except ConfigError:
+        vocab_size, prepared = cost.vocab_size(wanted.base.data), "tokens are not prepared yet"
+    asked = engine.plan(wanted, folder, checksum, retry_errored=True)
+    lines = _cost(asked, folder, vocab_size, policy(wanted.base, max_concurrent), in_full=True)
+    print("\n".join([*lines, f"The {prepared}: {vocab_size:,} ids."]))
 
 
 @app.command()
@@ -104,6 +150,11 @@ def sweep(
     retry_errored: Annotated[
         bool, typer.Option("--retry-errored", help="Also run cells that errored too often.")
     ] = False,
+    max_concurrent: MaxConcurrent = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="Hours after which to stop in order, with exit code 3; goes on later."),
+    ] = None,
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write the report at the end.")
     ] = True,
@@ -119,9 +170,11 @@ def sweep(
     from tune_study import sweep as engine
     from tune_study.data import open_tokens
 
+    end = _end(hours)
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
+    who = policy(wanted.base, max_concurrent)
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     if keep_weights is not None:
@@ -140,7 +193,7 @@ def sweep(
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
-            outcome = _run(plan, folder, tokens)
+            outcome = _run(plan, folder, tokens, who, end)
         else:
             outcome = engine.Outcome(False, "", {})
             done = "all" if not plan.given_up else f"{plan.done} of"
@@ -148,6 +201,11 @@ def sweep(
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
+    if outcome.out_of_time:
+        print(
+            f"The {hours:g} hours are over; everything reported is kept. Go on with: {_command()}"
+        )
+        raise typer.Exit(3)
     if outcome.stopped:
         print(f"Everything reported is kept. Go on with: {_command()}", flush=True)
         print(f"Stopped: {outcome.stopped}", file=sys.stderr, flush=True)
@@ -248,26 +306,44 @@ def _prepare(study: Study, data: Path) -> None:
     prepare_tokens(study.base.data, data)
 
 
-def _run(plan: Plan, folder: StudyFolder, tokens: Any) -> Any:
+def _run(plan: Plan, folder: StudyFolder, tokens: Any, who: Policy, end: float | None) -> Any:
     from tune_study import sweep as engine
     from tune_study.progress import Progress
 
-    study = plan.study
-    base = study.base
-    axes = [*study.axes, *([] if study.arms is None else [("arms", study.arms)])]
-    print(
-        f"{study.name}: {len(study)} cells = "
-        + " x ".join(f"{len(values)} {name}" for name, values in axes)
-        + f"; {plan.done} done, {len(plan.todo)} to run. "
-        f"{engine.concurrency(study)} at a time on {base.device}, "
-        f"{base.precision}, {base.threads} thread{'s' if base.threads > 1 else ''} each."
-    )
+    print("\n".join(_cost(plan, folder, tokens.vocab_size, who)), flush=True)
     steps = sum(cell.config.steps - cell.last_step for cell in plan.todo)
-    progress = Progress(len(study), plan.done, steps)
+    progress = Progress(len(plan.study), plan.done, steps)
     try:
-        return engine.run(plan, folder, tokens, progress)
+        return engine.run(plan, folder, tokens, progress, who=who, end=end)
     finally:
         progress.close()
+
+
+def _cost(
+    plan: Plan, folder: StudyFolder, vocab_size: int, who: Policy, in_full: bool = False
+) -> list[str]:
+    """What a start will do and take, for people."""
+    from tune_study import cost, disk
+    from tune_study import sweep as engine
+
+    study = plan.study
+    needs = disk.needs(plan, folder, vocab_size, who.at_once, engine.CHECKPOINTS_KEPT)
+    bytes_ = sum(n for parts in needs.values() for n in parts.values())
+    head = f"{study.name}: {cost.product(study)}; {plan.done} done, {len(plan.todo)} to run."
+    if not plan.todo:
+        return [head]
+    estimated = cost.estimate(plan, vocab_size, who, bytes_)
+    rest = cost.table(estimated) if in_full else []
+    return [head, *rest, cost.line(estimated, who, study.base)]
+
+
+def _end(hours: float | None) -> float | None:
+    """When the time is over, by `time.monotonic`."""
+    if hours is None:
+        return None
+    if not 0 < hours < float("inf"):
+        raise ConfigError(f"--hours {hours:g}: is no time to run. Give a number above 0.")
+    return time.monotonic() + 3600 * hours
 
 
 def _load(runs: Path, name: str) -> Results:

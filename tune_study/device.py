@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 
 import torch
 
+from tune_study.concurrency import cores
 from tune_study.config import ConfigError, TrialConfig
 
 
@@ -37,7 +37,7 @@ def settle(config: TrialConfig) -> TrialConfig:
     """
     device = resolve(config.device)
     check_precision(device, config.precision)
-    return config.replace(device=device, threads=config.threads or os.cpu_count() or 1)
+    return config.replace(device=device, threads=config.threads or cores())
 
 
 def check_precision(device: str, precision: str) -> None:

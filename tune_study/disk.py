@@ -39,15 +39,14 @@ SPARE_BYTES = 16 * MB
 """What must be left beside the next checkpoints for a sweep to go on."""
 
 
-def check(plan: Plan, folder: StudyFolder, vocab_size: int, at_once: int, kept: int) -> None:
-    """Compares what a start will write, at most, with what is free.
+def needs(
+    plan: Plan, folder: StudyFolder, vocab_size: int, at_once: int, kept: int
+) -> dict[Path, dict[str, int]]:
+    """Bytes that a start will write, at most: by folder, and by what for.
 
     Args:
         at_once: cells that run at the same time.
         kept: checkpoints of a running cell.
-
-    Raises:
-        ConfigError: naming the folder, what is needed for what, and what is free.
     """
     study = plan.study
     checkpoint = checkpoint_bytes(study, vocab_size)
@@ -58,7 +57,7 @@ def check(plan: Plan, folder: StudyFolder, vocab_size: int, at_once: int, kept: 
     )
     weights = sum(cell.label in plan.keep for cell in plan.todo) * _largest(study, vocab_size)
     # One more than is kept: the newest is written before the oldest goes.
-    needs = {
+    return {
         folder.path: {
             "reports": rows + FOLDER_BYTES * len(plan.todo),
             "checkpoints": (kept + 1) * at_once * checkpoint,
@@ -70,6 +69,14 @@ def check(plan: Plan, folder: StudyFolder, vocab_size: int, at_once: int, kept: 
             "checkpoints on their way": at_once * checkpoint,
         },
     }
+
+
+def check(needs: dict[Path, dict[str, int]]) -> None:
+    """Compares what a start will write with what is free.
+
+    Raises:
+        ConfigError: naming the folder, what is needed for what, and what is free.
+    """
     by_disk: dict[int, list[Path]] = {}
     for path in needs:
         by_disk.setdefault(path.stat().st_dev, []).append(path)

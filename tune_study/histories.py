@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import pickle
 import signal
 import struct
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tune_study.concurrency import cores
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import Row, Verdict
 from tune_study.records import Record, ended
@@ -103,7 +103,7 @@ def read(asked: Iterable[Asked], criterion: Criterion, large: bool) -> Iterator[
     Raises:
         RuntimeError: if a reading process ended; its own message is on stderr.
     """
-    processes = _cores() if large and sys.executable else 1
+    processes = cores() if large and sys.executable else 1
     if processes > 1:
         yield from _read_apart(_batches(asked), criterion, processes)
     else:
@@ -132,13 +132,6 @@ def _batches(asked: Iterable[Asked]) -> Iterator[list[Asked]]:
 
 def _size(record: Record) -> int:
     return sum(attempt.size for attempt in record.attempts)
-
-
-def _cores() -> int:
-    """Processor cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------- other processes

@@ -34,3 +34,12 @@ def width_for(
             "Give more, or narrower heads."
         )
     return {"width": heads * head_width, "heads": heads}
+
+
+def flops_per_token(matrices: int, depth: int, width: int, context: int) -> float:
+    """Floating-point operations of one token's forward and backward pass.
+
+    6 for each parameter of a matrix it is multiplied by, and 12 x depth x width x context for
+    attention (Chowdhery et al. 2022, 2204.02311, appendix B).
+    """
+    return 6 * matrices + 12 * depth * width * context

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tune_study import checkpoints, disk, signals
+from tune_study.concurrency import Policy, policy
 from tune_study.config import ConfigError, Study, TrialConfig
 from tune_study.data import Tokens
 from tune_study.divergence import Row, Verdict
@@ -106,11 +107,13 @@ class Outcome:
         interrupted: by the user.
         stopped: why it could not go on; empty if it could.
         errors: cells that errored, by label, with the reason.
+        out_of_time: whether its time was over.
     """
 
     interrupted: bool
     stopped: str
     errors: dict[str, str]
+    out_of_time: bool = False
 
 
 def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool = False) -> Plan:
@@ -188,19 +191,14 @@ def _usable(
     return [folder for _, folder in sorted(usable, key=lambda found: -found[0])]
 
 
-def concurrency(study: Study) -> int:
-    """Trials at a time: one on an accelerator; on CPU as many as their threads leave room for.
-
-    At pilot size a second trial doubles the throughput and a second thread adds a sixth, so
-    small studies ask for one thread a trial.
-    """
-    if study.base.device != "cpu":
-        return 1
-    return max(1, (os.cpu_count() or 1) // study.base.threads)
-
-
 def run(
-    plan: Plan, folder: StudyFolder, tokens: Tokens, progress: Any, reuse_actors: bool = True
+    plan: Plan,
+    folder: StudyFolder,
+    tokens: Tokens,
+    progress: Any,
+    reuse_actors: bool = True,
+    who: Policy | None = None,
+    end: float | None = None,
 ) -> Outcome:
     """Runs the cells of a plan to their ends, or until interrupted.
 
@@ -214,33 +212,36 @@ def run(
         progress: a tune.Callback that shows what happens.
         reuse_actors: train one cell after another in the same process, which saves seconds a
             cell and changes no number.
+        who: how many cells at a time; as `concurrency.policy` says by default.
+        end: when the sweep has to be over, by `time.monotonic`.
     """
     # Ray takes seconds to import; nothing above needs it.
     from ray import tune
 
     from trainable import GPTTrainable
+    from tune_study.budget import Budget
     from tune_study.callbacks import Checkpoints, RowLogger
     from tune_study.guard import Guard, StoppedError, explain
     from tune_study.stopper import DivergenceStopper
 
-    study, at_once = plan.study, concurrency(plan.study)
-    disk.check(plan, folder, tokens.vocab_size, at_once, CHECKPOINTS_KEPT)
-    cpus = study.base.threads if study.base.device == "cpu" else 1
-    gpus = 1 if study.base.device == "cuda" else 0
+    study, who = plan.study, who or policy(plan.study.base)
+    at_once = who.at_once
+    disk.check(disk.needs(plan, folder, tokens.vocab_size, at_once, CHECKPOINTS_KEPT))
     # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
-    resources: dict[str, float] = {"cpu": cpus, "gpu": gpus, "trial_slot": 1}
+    resources: dict[str, float] = {"cpu": who.cpus, "gpu": who.gpus, "trial_slot": 1}
     stopper = DivergenceStopper(
         study.criterion,
         {cell.label: cell.config.warmup_steps for cell in plan.todo},
         {cell.label: cell.rows for cell in plan.todo},
     )
+    budget = Budget(end, stopper.halt)
     guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
     experiment = folder.next_experiment()
     stopped = ""
     try:
         with (
             signals.kept() as outside,  # Ray sets its own
-            _ray(cpus * at_once, gpus, at_once, outside) as session,
+            _ray(who, outside) as session,
             signals.orderly(stopper.halt, outside) as interrupted,
         ):
             tuner = tune.Tuner(
@@ -266,7 +267,7 @@ def run(
                     storage_path=str(folder.experiments),
                     stop=stopper,
                     verbose=0,
-                    callbacks=[guard, RowLogger(), Checkpoints(folder, plan), progress],
+                    callbacks=[guard, budget, RowLogger(), Checkpoints(folder, plan), progress],
                     checkpoint_config=tune.CheckpointConfig(
                         num_to_keep=CHECKPOINTS_KEPT, checkpoint_at_end=False
                     ),
@@ -285,7 +286,7 @@ def run(
         for cell in plan.todo
         if cell.identity in records and records[cell.identity].attempts[-1].error
     }
-    return Outcome(not stopped and interrupted(), stopped, errors)
+    return Outcome(not stopped and interrupted(), stopped, errors, budget.over)
 
 
 def _trial_config(cell: Cell, experiment: str) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def _trial_name(trial: Any) -> str:
 
 
 @contextmanager
-def _ray(cpus: int, gpus: int, slots: int, outside: dict[int, Any]) -> Iterator[Path]:
+def _ray(who: Policy, outside: dict[int, Any]) -> Iterator[Path]:
     """A Ray of our own on this machine, gone when we are done; yields the folder of its logs.
 
     SIGTERM while it starts is answered as `outside` does.
@@ -322,9 +323,9 @@ def _ray(cpus: int, gpus: int, slots: int, outside: dict[int, Any]) -> Iterator[
         try:
             context: Any = ray.init(
                 address="local",
-                num_cpus=cpus,
-                num_gpus=gpus,
-                resources={"trial_slot": slots},
+                num_cpus=who.at_once * who.cpus,
+                num_gpus=round(who.at_once * who.gpus),
+                resources={"trial_slot": who.at_once},
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.CRITICAL,

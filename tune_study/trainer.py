@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tune_study import device as devices
 from tune_study.config import TrialConfig
@@ -32,6 +32,9 @@ EMA_DECAY = 0.9
 
 EVAL_TOKENS = 4096
 """Validation tokens a forward pass; bounds the logits' memory, not the result."""
+
+SKIP_BY_THEMSELVES = ("cpu", "cuda")
+"""Devices whose fused AdamW heeds `found_inf`; MPS's takes it and ignores it."""
 
 
 class Tokens(Protocol):
@@ -176,16 +179,26 @@ class Trainer:
             finite = torch.isfinite(losses[i]) & torch.isfinite(norms[i])
             first = ~finite & (self.nonfinite_step < 0)
             self.nonfinite_step = torch.where(first, float(self.step + 1), self.nonfinite_step)
-            # Fused AdamW skips its update on the device where found_inf is 1.
             frozen = self.nonfinite_step >= 0
-            self.optimizer.found_inf = frozen.float()  # type: ignore[attr-defined]
             for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
                 group["lr"] = peak * schedule(self.config, self.step)
-            self.optimizer.step()
+            self._update(parameters, frozen)
             self.model.after_step(frozen)
             self.optimizer.zero_grad(set_to_none=True)
             self.step += 1
         return losses.cpu(), norms.cpu(), {} if watch is None else watch.metrics()
+
+    def _update(self, parameters: list[nn.Parameter], frozen: Tensor) -> None:
+        """The optimiser's step; where `frozen` is true, weights stay as they are."""
+        if self.device in SKIP_BY_THEMSELVES:
+            self.optimizer.found_inf = frozen.float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+            return
+        before = [p.detach().clone() for p in parameters]
+        self.optimizer.step()
+        with torch.no_grad():
+            for p, old in zip(parameters, before, strict=True):
+                p.copy_(torch.where(frozen, old, p))
 
     @torch.no_grad()
     def evaluate(self) -> float:

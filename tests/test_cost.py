@@ -1,0 +1,79 @@
+"""What a sweep takes, by hand; and the command that says so."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import search_spaces
+from tune_study import cost
+from tune_study.cli import app
+from tune_study.concurrency import cores, policy
+from tune_study.config import ConfigError, TrialConfig
+from tune_study.cost import Speed
+from tune_study.model import GPT
+
+
+def test_shapes_count_cells_steps_and_parameters():
+    study = search_spaces.get("smoke")
+    todo = [(cell, 0) for cell in study.cells()]
+    todo[0] = (todo[0][0], 25)  # depth 1, off: it has reported twice
+    shapes = cost.shapes(todo, vocab_size=300)
+    assert [(s.config.depth, s.config.qk_norm, s.cells, s.steps, s.reports) for s in shapes] == [
+        (1, "off", 6, 335, 34),
+        (1, "rmsnorm", 6, 360, 36),
+        (2, "off", 6, 360, 36),
+        (2, "rmsnorm", 6, 360, 36),
+    ]
+    for shape in shapes:
+        model = GPT(shape.config, 300, 0)
+        assert shape.embedding == (300 + 32) * 32
+        assert shape.embedding + shape.other == model.parameter_count()
+        depth = shape.config.depth
+        assert shape.flops == 6 * (depth * 12 * 32**2 + 300 * 32) + 12 * depth * 32 * 32
+
+
+def test_an_untied_head_is_an_embedding_and_counts_once_in_flops():
+    tied = cost.shapes([(TrialConfig(), 0)], 300)[0]
+    untied = cost.shapes([(TrialConfig(tied_head=False), 0)], 300)[0]
+    assert untied.embedding == tied.embedding + 300 * 32
+    assert (untied.other, untied.flops) == (tied.other, tied.flops)
+
+
+def test_seconds_by_hand():
+    config = TrialConfig(device="cpu", threads=1, steps=100, report_every=50, warmup_steps=10)
+    shapes = cost.shapes([(config, 0)] * 4, 300)
+    who = policy(config, asked=2)
+    speeds = {shapes[0].config: Speed(start=0.5, step=0.01, report=0.1)}
+    alone = 4 * (0.5 + cost.CELL_S + 100 * 0.01 + 2 * 0.1)
+    assert cost.seconds(shapes, speeds, who) == pytest.approx(alone / 2 + cost.START_S)
+    assert cost.seconds([], {}, who) == 0
+
+
+def test_plan_prints_and_writes_nothing(tmp_path):
+    words = ["plan", "smoke", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path / "data")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0] == ("smoke: 24 cells = 3 lr x 2 depth x 2 qk_norm x 2 seed; 0 done, 24 to run.")
+    assert lines[1].startswith("depth 1, width 32, off: 6 cells of 23,008 parameters (10,624 in")
+    assert lines[5].startswith("1,440 steps, 737,280 tokens, ")
+    assert "at a time" in lines[5]
+    assert "tokens are not prepared yet: 300 ids" in lines[6]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_how_many_at_a_time(monkeypatch):
+    cell = TrialConfig(device="cpu", threads=1)
+    assert policy(cell).at_once == cores()
+    assert policy(cell.replace(threads=1000)).at_once == 1
+    assert policy(cell.replace(device="mps")).at_once == 1
+    asked = policy(cell.replace(threads=2), asked=5)
+    assert (asked.at_once, asked.cpus, asked.gpus) == (5, 2, 0)
+    monkeypatch.setattr("tune_study.concurrency.visible_gpus", lambda: 4)
+    gpus = policy(cell.replace(device="cuda"))
+    assert (gpus.at_once, gpus.cpus, gpus.gpus) == (4, 1, 1)
+    shared = policy(cell.replace(device="cuda"), asked=8)
+    assert (shared.at_once, shared.gpus) == (8, 0.5)
+    with pytest.raises(ConfigError, match="--max-concurrent 0"):
+        policy(cell, asked=0)
