@@ -1,4 +1,6 @@
-# make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report
+# make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report;
+#            [HOURS=8]                               stops in order after so long
+# make plan [STUDY=pilot]                            what a sweep would take, before it runs
 # make report | status | prepare [STUDY=pilot]       the steps by themselves
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
@@ -18,15 +20,16 @@ STUDY_TOOL = $(BIN)/python -m tune_study
 
 # What to type again, said when a sweep is interrupted.
 AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
-  runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))
+  runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))$(if \
+  $(HOURS), HOURS=$(HOURS))
 
-.PHONY: sweep report status prepare calibrate test test-faults check coverage bench coord-check \
+.PHONY: sweep plan report status prepare calibrate test test-faults check coverage bench coord-check \
   clean
 
 sweep: $(VENV)/installed
-	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY)
+	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
 
-report status prepare: $(VENV)/installed
+plan report status prepare: $(VENV)/installed
 	@$(STUDY_TOOL) $@ $(STUDY)
 
 # What rules of divergence do to a control study: make calibrate [STUDY=control]

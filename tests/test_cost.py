@@ -47,6 +47,8 @@ def test_seconds_by_hand():
     speeds = {shapes[0].config: Speed(start=0.5, step=0.01, report=0.1)}
     alone = 4 * (0.5 + cost.CELL_S + 100 * 0.01 + 2 * 0.1)
     assert cost.seconds(shapes, speeds, who) == pytest.approx(alone / 2 + cost.START_S)
+    crowded = policy(config, asked=9)  # no cell is faster than alone
+    assert cost.seconds(shapes, speeds, crowded) == pytest.approx(alone / 4 + cost.START_S)
     assert cost.seconds([], {}, who) == 0
 
 

@@ -334,11 +334,11 @@ def test_a_full_disk_is_recognised_behind_what_tune_makes_of_it(tmp_path):
 
 def test_what_a_start_needs_is_checked_before_it(left, tokens, monkeypatch):
     folder, plan = left(history=[{}])
-    disk.check(plan(), folder, tokens.vocab_size, at_once=2, kept=2)
+    disk.check(disk.needs(plan(), folder, tokens.vocab_size, at_once=2, kept=2))
     free = SimpleNamespace(free=40 * 2**20)
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: free)
     with pytest.raises(ConfigError) as refusal:
-        disk.check(plan(), folder, tokens.vocab_size, at_once=2, kept=2)
+        disk.check(disk.needs(plan(), folder, tokens.vocab_size, at_once=2, kept=2))
     line = str(refusal.value)
     assert str(folder.path) in line
     assert "40 MB free" in line

@@ -34,6 +34,7 @@ def test_a_sweep_runs_every_cell_and_reports(finished):
     assert set(cells["state"]) <= {"stable", "failed", "diverged"}
     assert history.groupby("cell")["step"].agg(list).tolist() == [[10, 20]] * 8
     assert "8 cells = 2 lr x 1 depth x 2 qk_norm x 2 seed; 0 done, 8 to run" in result.stdout
+    assert "160 steps, 81,920 tokens, " in result.stdout
     report = runs / "tiny" / "report"
     for name in ("index.html", "cells.parquet", "history.parquet", "summary.json"):
         assert (report / name).stat().st_size > 0
@@ -139,6 +140,9 @@ def test_more_seeds_run_exactly_the_missing_cells(finished, run, tmp_path):
 
 def test_narrowing_without_a_name_gets_one_of_its_own_and_keeps_weights(run, tmp_path):
     one = ["--lr", "1e-2", "--depth", "1", "--seed", "0", "--qk-norm", "off", *SHORT]
+    stopped = run(tmp_path, "sweep", "smoke", *one, "--hours", "1e-6")
+    assert stopped.returncode == 3, stopped.stdout + stopped.stderr
+    assert "The 1e-06 hours are over; everything reported is kept. Go on with:" in stopped.stdout
     result = run(tmp_path, "sweep", "smoke", *one, "--keep-weights", "d1-*")
     assert result.returncode == 0, result.stdout + result.stderr
     (folder,) = tmp_path.iterdir()
@@ -202,6 +206,7 @@ def test_a_process_for_each_cell_gives_the_same_numbers(finished, data, tmp_path
         (["sweep", "smoke", "--set", "stepz=3"], "stepz is not a setting"),
         (["sweep", "smoke", "--set", "lr=3"], "Give --lr 3"),
         (["sweep", "smoke", "--set", "device=tpu"], "device = 'tpu'"),
+        (["sweep", "smoke", "--hours", "0"], "--hours 0"),
         (["report", "nosuch"], "holds no study"),
         (["status", "nosuch"], "holds no study"),
     ],

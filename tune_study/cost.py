@@ -152,12 +152,14 @@ def estimate(plan: Plan, vocab_size: int, policy: Policy, disk: int) -> Cost:
 
 def seconds(shapes: Sequence[Shape], speeds: Mapping[TrialConfig, Speed], policy: Policy) -> float:
     """Time of a start in which every cell runs to its end."""
-    alone = 0.0
+    alone, longest = 0.0, 0.0
     for shape in shapes:
         speed = speeds[shape.config]
-        alone += shape.cells * (speed.start + CELL_S)
-        alone += shape.steps * speed.step + shape.reports * speed.report
-    return alone / policy.at_once + (START_S if shapes else 0.0)
+        together = shape.cells * (speed.start + CELL_S)
+        together += shape.steps * speed.step + shape.reports * speed.report
+        alone += together
+        longest = max(longest, together / shape.cells)
+    return max(alone / policy.at_once, longest) + (START_S if shapes else 0.0)
 
 
 def calibrate(shapes: Sequence[Shape], vocab_size: int, policy: Policy) -> dict[TrialConfig, Speed]:
