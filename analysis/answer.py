@@ -40,6 +40,11 @@ def answer(summary: dict[str, Any]) -> list[str]:
             ("LR sensitivity (nats a token)", "nats", _sensitivity, _drop),
         ):
             compared = _compared(summary["verdicts"], name, unit)
+            changes, levels = map(change, compared.values()), (*off.values(), *on)
+            if not any(changes) and {level(arm, False) for arm in levels} == {UNKNOWN}:
+                about = f"QK-norm ({short_name(name)})"
+                sentences.append(f"What {about} does to {words} is not known: {_open(summary)}.")
+                continue
             moves = [
                 _moved(level, change, off.get(arm["depth"]), arm, compared.get(arm["depth"]))
                 for arm in on
@@ -63,6 +68,12 @@ def scope(summary: dict[str, Any]) -> list[str]:
         f"the figures against depth and over training compare {about} only; all arms are ranked "
         f"against {compared['baseline']}."
     ]
+
+
+def _open(summary: dict[str, Any]) -> str:
+    cells = summary["cells"]
+    without = cells["missing"] + cells["errored"]
+    return f"{without} of {cells['expected']} cells are without a result"
 
 
 # ------------------------------------------------------------------------- when

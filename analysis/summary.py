@@ -148,8 +148,8 @@ def interval_text(low: float | None, high: float | None, digits: str = ".2f") ->
 
 
 def _plain(value: float, digits: str) -> str:
-    """3800 where `.2g` gives 3.8e+03, 1.2e8 where it gives 1.2e+08."""
-    text = f"{value:{digits}}"
+    """3800 where `.2g` gives 3.8e+03, 1.2e8 where it gives 1.2e+08, 6e-8 where it gives 6e-08."""
+    text = f"{value:{digits}}".replace("e-0", "e-")
     if "e+" not in text:
         return text
     return f"{float(text):.0f}" if abs(value) < 1e6 else text.replace("e+0", "e").replace("e+", "e")

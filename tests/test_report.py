@@ -30,7 +30,7 @@ from analysis.summary import (
     lr_text,
     summarise,
 )
-from analysis.tables import CELL_COLUMNS, HISTORY_COLUMNS, as_cells, meaning
+from analysis.tables import CELL_COLUMNS, HISTORY_COLUMNS, HISTORY_METRICS, as_cells, meaning
 from tests import fabricated
 from tune_study.config import ConfigError, log_grid
 
@@ -114,6 +114,12 @@ def test_parquet_says_what_each_column_holds(out: Path) -> None:
             assert words == meaning(field.name, described)
             whole = field.name if field.name in described else field.name.rpartition("/")[0]
             assert str(field.type) == arrow[described[whole][0]], field.name
+
+
+def test_the_documented_columns_are_those_of_the_tables() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "report.md").read_text()
+    for name, (kind, words) in (CELL_COLUMNS | HISTORY_METRICS).items():
+        assert f"| `{name}` | {kind} | {words} |\n" in text
 
 
 def test_the_same_results_give_the_same_bytes(
@@ -260,8 +266,9 @@ def test_size_of_the_page() -> None:
 
 
 @pytest.mark.slow
-def test_size_of_a_large_page() -> None:
-    """13 x 3 x 2 x 129 = 10,062 cells in less than 10 MB; thinned, and it says so."""
+def test_size_of_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """13 x 3 x 2 x 129 = 10,062 cells of 100 reports below 10 MB; thinned, and it says so."""
+    monkeypatch.setattr(fabricated, "REPORTS", range(4, 401, 4))
     large = fabricated.many(129)
     assert len(large.cells) == len(large.study) == 10_062
     html = rendered(large, with_figures=True)
@@ -305,6 +312,17 @@ def test_answer_does_not_hide_what_is_unknown(awkward: Results) -> None:
     assert "nan" not in text.lower()
 
 
+def test_answer_of_a_study_that_has_begun_says_what_is_not_known(small: Results) -> None:
+    """Every arm lacks its highest learning rate: 8 of 56 cells."""
+    begun = small.cells.copy()
+    begun.loc[begun["lr"] == 1.0, ["state", "loss"]] = ["missing", math.nan]
+    sentences = answer(json_safe(summarise(replace(small, cells=begun))))
+    without = "is not known: 8 of 56 cells are without a result."
+    assert (
+        sentences[-1] == f"What QK-norm (RMSNorm) does to LR sensitivity (nats a token) {without}"
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -337,6 +355,7 @@ def test_intervals(low: float | None, high: float | None, text: str) -> None:
 def test_large_ends_of_an_interval_are_plain() -> None:
     assert interval_text(0.0026, 3821.0, ".2g") == "[0.0026, 3800]"
     assert interval_text(1.0, 1.234e8, ".2g") == "[1, 1.2e8]"
+    assert interval_text(6.04e-8, None, ".2g") == "[6e-8, ∞]"
 
 
 def test_json_safe() -> None:

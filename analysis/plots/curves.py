@@ -52,25 +52,17 @@ def training_curves(
             then each has a panel of its own.
     """
     arms, depths = arm_order(cells["qk_norm"]), sorted(cells["depth"].unique())
-    reports = history[["cell", "step", "val/loss"]].merge(
-        cells[["cell", "depth", "qk_norm", "loss_init"]], on="cell"
-    )
-    start = cells.loc[np.isfinite(cells["loss_init"]), ["cell", "depth", "qk_norm", "loss_init"]]
-    start = start[start["cell"].isin(reports["cell"])]
-    start = start.assign(step=0, **{"val/loss": start["loss_init"]})
-    reports = pd.concat([start, reports[reports["step"] > 0]]).sort_values(["cell", "step"])
-    finite = np.isfinite(reports["val/loss"])
+    reports = _reports(cells, history)
+    finite = np.isfinite(reports["loss"])
     ceiling = 1.1 * max(cells["loss_init"][np.isfinite(cells["loss_init"])], default=10.0)
-    over = int((reports["val/loss"] > ceiling).sum())
-    lines = reports.assign(loss=reports["val/loss"].where(finite).clip(upper=ceiling))
-    ends = _verdicts(cells, lines)
-    states = cells.set_index("cell")["state"]
-    labels = state_labels(ends["cell"].map(states))
-    ends = ends.assign(state=ends["cell"].map(states))
-    ends = ends.assign(state_label=ends["state"].map(labels), arm=ends["qk_norm"].map(arm_name))
+    over = int((reports["loss"] > ceiling).sum())
+    lines = reports.assign(loss=reports["loss"].where(finite).clip(upper=ceiling))
+    ends = _named(_verdicts(cells, lines), cells)
+    labels = state_labels(ends["state"])
+    ends = ends.assign(state_label=ends["state"].map(labels))
     kept, thinned = _thin(lines)
-    kept = kept.assign(arm=kept["qk_norm"].map(arm_name))
-    low = min([0.0, *lines["loss"].dropna()])
+    kept = _named(kept, cells)
+    low = float(np.nanmin([0.0, lines["loss"].min()]))
     shape = state_shape(labels, symbolStrokeColor=GREY)
     # As high as its panel, a longer title would push the panel down.
     y_title, x_ticks = ("loss", 3) if arm_by_arm else ("validation loss (nats/token)", 5)
@@ -151,28 +143,50 @@ def training_curves(
     return styled(figure, layout, tables, title, notes)
 
 
+def _reports(cells: pd.DataFrame, history: pd.DataFrame) -> pd.DataFrame:
+    """Every report, the loss at initialisation as that of step 0, in order: row of its cell in
+    `cells`, step, loss."""
+    row = pd.Index(cells["cell"]).get_indexer(pd.Index(history["cell"]))
+    step, init = history["step"].to_numpy(), cells["loss_init"].to_numpy()
+    begun = np.intersect1d(row, np.flatnonzero(np.isfinite(init)))
+    kept = (row >= 0) & (step > 0)
+    table = pd.DataFrame(
+        {
+            "row": np.concatenate([begun, row[kept]]),
+            "step": np.concatenate([np.zeros_like(begun), step[kept]]),
+            "loss": np.concatenate([init[begun], history["val/loss"].to_numpy()[kept]]),
+        }
+    )
+    return table.iloc[np.lexsort((table["step"], table["row"]))]
+
+
+def _named(reports: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """The reports with their cell's name, depth, state and arm."""
+    of = cells[["cell", "depth", "state"]].assign(arm=cells["qk_norm"].map(arm_name))
+    of = of.iloc[reports["row"]].reset_index(drop=True)
+    return pd.concat([of, reports.reset_index(drop=True)], axis=1)
+
+
 def _verdicts(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
     """Where on its line each cell's verdict fell: a divergence at its step, all else at the end.
 
     A divergence found afterwards, in a run that was not stopped, lies before the end of the line.
     """
-    known = lines[lines["loss"].notna()].merge(
-        cells[["cell", "state", "step"]], on="cell", suffixes=("", "_verdict")
-    )
-    diverged = known["state"] == "diverged"
-    before = known[~diverged | (known["step"] <= known["step_verdict"])]
-    ends = before.drop_duplicates("cell", keep="last")
-    at = ends["step_verdict"].where(ends["state"] == "diverged", ends["step"])
-    return ends.assign(step=at.astype("int64")).drop(columns=["state", "step_verdict"])
+    known = lines[lines["loss"].notna()]
+    of = cells.iloc[known["row"]]
+    diverged, fell = of["state"].eq("diverged"), of["step"].to_numpy("float64", na_value=np.nan)
+    at = np.where(diverged, fell, known["step"])
+    before = (known["step"] <= at).to_numpy()
+    return known.assign(step=at.astype("int64"))[before].drop_duplicates("row", keep="last")
 
 
 def _thin(lines: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
     """At most about MOST_POINTS rows: of each curve the first, the last, and some between."""
     if len(lines) <= MOST_POINTS:
         return lines, False
-    cells = lines["cell"].nunique()
+    cells = lines["row"].nunique()
     keep = max(2, MOST_POINTS // max(cells, 1))
-    group = lines.groupby("cell", sort=False)["step"]
+    group = lines.groupby("row", sort=False)["step"]
     rank, count = group.cumcount(), group.transform("size")
     stride = np.ceil((count - 1) / (keep - 1)).clip(lower=1)
     return lines[(rank % stride == 0) | (rank == count - 1)], True

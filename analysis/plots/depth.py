@@ -39,7 +39,7 @@ def lr_sensitivity(by_seed: pd.DataFrame, arms: list[dict[str, Any]], layout: La
         arms: as `analysis.estimators.arm_summary`.
     """
     chart, tables, notes = sensitivity_panel(by_seed, arms, layout)
-    return styled(chart, layout, tables, "LR sensitivity against depth", [_KEY, *notes])
+    return styled(chart, layout, tables, "LR sensitivity against depth", [_KEY, _OPEN, *notes])
 
 
 def sensitivity_panel(
@@ -72,7 +72,7 @@ def max_stable_lr(
     """
     seeds = by_seed.rename(columns={"value": "y"})
     means = _means(arms, "max_stable_lr")
-    notes = [_KEY, _ENDS, "thin bar: a seed's highest stable LR to its lowest unstable one"]
+    notes = [_KEY, f"{_OPEN}; thin bar: highest stable to lowest unstable LR", _ENDS]
     broken = int((~by_seed["monotone"]).sum())
     if broken:
         notes.append(f"{broken} of {len(by_seed)} seeds have a stable cell above an unstable one")
@@ -119,7 +119,8 @@ def necessity(
     )  # fmt: skip
 
 
-_KEY = "filled: mean over seeds with 95 % interval (one seed: its bin); open: a seed"
+_KEY = "filled: mean over seeds, 95 % interval (of one seed: its bin)"
+_OPEN = "open: a seed"
 _ENDS = "arrow: beyond the ends of the grid (dotted)"
 
 

@@ -172,7 +172,7 @@ def state_shape(labels: dict[str, str], **legend: Any) -> alt.Shape:
 def decades(values: Iterable[float], limit: int = 8) -> list[float]:
     """Ticks of a log axis over the positive `values`: round ones, at most about `limit`.
 
-    Powers of ten; where fewer than three fit, 1-2-5 steps, then every digit.
+    Powers of ten; where fewer than three fit, 1-2-5 steps, then more digits, then all.
     """
     positive = [v for v in values if v > 0 and math.isfinite(v)]
     if not positive:
@@ -181,7 +181,7 @@ def decades(values: Iterable[float], limit: int = 8) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / limit))
     inside: list[float] = []
-    for mantissas in ((1,), (1, 2, 5), range(1, 10)):
+    for mantissas in ((1,), (1, 2, 5), (1, 2, 3, 5, 7), range(1, 10)):
         ticks = [float(f"{m}e{e}") for e in range(first, last + 1, every) for m in mantissas]
         inside = [t for t in ticks if low <= t <= high]
         if len(inside) > 2:
