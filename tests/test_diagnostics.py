@@ -15,7 +15,7 @@ from tune_study.model import GPT
 
 def test_uniform_causal_attention_has_entropy_ln_i():
     zero = torch.zeros(1, 1, 5, 4)
-    entropy = d.attention_entropy(d.attention_logits(zero, zero))
+    entropy = d.attention_entropy(d.probabilities(d.attention_logits(zero, zero)))
     expected = torch.arange(1, 6).float().log()
     torch.testing.assert_close(entropy[0, 0], expected)
     torch.testing.assert_close(d.normalised(entropy), torch.ones(1, 1, 4))
@@ -25,13 +25,13 @@ def test_one_hot_attention_has_entropy_zero_and_masked_rows_no_nan():
     logits = torch.full((1, 1, 3, 3), -math.inf)
     logits[..., 1, 0] = 0.0
     logits[..., 2, 2] = 800.0
-    assert torch.equal(d.attention_entropy(logits), torch.zeros(1, 1, 3))
+    assert torch.equal(d.attention_entropy(d.probabilities(logits)), torch.zeros(1, 1, 3))
 
 
 def test_a_logit_that_is_nan_is_not_hidden():
     logits = torch.zeros(1, 1, 2, 2)
     logits[..., 1, 0] = math.nan
-    assert torch.isnan(d.attention_entropy(logits)).any()
+    assert torch.isnan(d.attention_entropy(d.probabilities(logits))).any()
     assert torch.isnan(d.visible_max(logits))
 
 
@@ -61,12 +61,12 @@ def test_sinks_by_hand():
         uniform = d.attention_logits(torch.zeros(1, 1, tokens, 2), torch.zeros(1, 1, tokens, 2))
         first = uniform.clone()
         first[..., 0] = 100.0
-        return d.sink_share(torch.cat([uniform, first], dim=1)).item()
+        return d.sink_share(d.probabilities(torch.cat([uniform, first], dim=1))).item()
 
     assert share(4) == 1.0
     assert share(32) == 0.5
     logits = torch.full((1, 1, 2, 2), math.nan)
-    assert math.isnan(d.sink_share(logits).item())
+    assert math.isnan(d.sink_share(d.probabilities(logits)).item())
 
 
 def test_massive_activations_by_hand():

@@ -71,12 +71,13 @@ def numbers(tensors: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _attention(logits_BHTT: Tensor) -> dict[str, Tensor]:
-    entropy_BHT = attention_entropy(logits_BHTT)
+    p_BHTT = probabilities(logits_BHTT)  # once, for both that need them
+    entropy_BHT = attention_entropy(p_BHTT)
     return {
         "attn/entropy": entropy_BHT.mean(),
         "attn/entropy_normalised": normalised(entropy_BHT).mean(),
         "attn/max_logit": visible_max(logits_BHTT),
-        "attn/sink": sink_share(logits_BHTT),
+        "attn/sink": sink_share(p_BHTT),
     }
 
 
@@ -106,12 +107,16 @@ def _activations_in_full(x_BTC: Tensor) -> dict[str, Tensor]:
 # ------------------------------------------------------------------ attention
 
 
-def attention_entropy(logits_BHTT: Tensor) -> Tensor:
-    """-sum p ln p of every query's attention, in nats, over the positions it sees: B H T.
+def probabilities(logits_BHTT: Tensor) -> Tensor:
+    """The attention of every query, 0 where it does not see; NaN if a logit it sees is NaN.
 
-    A query that sees nothing at all has entropy 0; a logit that is NaN gives NaN.
+    That of a query that sees nothing at all is 0 everywhere.
     """
-    p_BHTT = torch.softmax(logits_BHTT, dim=-1).masked_fill(logits_BHTT == -math.inf, 0.0)
+    return torch.softmax(logits_BHTT, dim=-1).masked_fill(logits_BHTT == -math.inf, 0.0)
+
+
+def attention_entropy(p_BHTT: Tensor) -> Tensor:
+    """-sum p ln p of every query's attention, in nats, over the positions it sees: B H T."""
     return torch.special.entr(p_BHTT).sum(-1)
 
 
@@ -137,13 +142,13 @@ def visible_rms(logits_BHTT: Tensor) -> Tensor:
     return (squares_BHTT.sum() / seen_BHTT.sum()).sqrt()
 
 
-def sink_share(logits_BHTT: Tensor) -> Tensor:
+def sink_share(p_BHTT: Tensor) -> Tensor:
     """The share of heads whose mean attention to the first token exceeds 0.3, per window.
 
     Gu et al. 2024 (arXiv 2410.10781), section 3: mean over all queries, the first included.
-    NaN if a logit is NaN.
+    NaN if a probability is NaN.
     """
-    first_BH = torch.softmax(logits_BHTT, dim=-1)[..., 0].mean(-1)
+    first_BH = p_BHTT[..., 0].mean(-1)
     share = (first_BH > SINK_ATTENTION).float().mean()
     return torch.where(first_BH.isnan().any(), math.nan, share)
 
