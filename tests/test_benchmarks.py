@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks import batched
 from benchmarks.paired import alternate, ratio
+from tune_study.config import TrialConfig
+from tune_study.model import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,6 +36,21 @@ def test_the_ratio_is_taken_within_a_round() -> None:
     # 2/1, 6/3 and 20/5: the median is 2, though 6/3 of the medians would be 2 and means give 3.1.
     assert ratio([2.0, 6.0, 20.0], [1.0, 3.0, 5.0]) == 2.0
     assert ratio([1.0], [4.0]) == 0.25
+
+
+def test_cells_trained_together_have_the_gradients_of_each_alone() -> None:
+    config = TrialConfig(depth=2, qk_norm="rmsnorm")
+    stack = batched.Together(config, cells=2, compiled=False)
+    generator = torch.Generator().manual_seed(0)
+    windows = torch.randint(batched.VOCAB, (3, 33), generator=generator)
+    gradients = stack.compute(windows)
+    for seed in (0, 1):
+        model = GPT(config, batched.VOCAB, seed)
+        model.loss(windows).backward()
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(gradients[name][seed], weight.grad, atol=1e-6, rtol=1e-4)
+    found = batched.measure(config, cells=2, compiled=False, repeats=1, steps=1)
+    assert found["speed together, times one after the other"] > 0
 
 
 def test_trainer_benchmark_writes_strict_json(tmp_path: Path) -> None:
