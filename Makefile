@@ -63,6 +63,8 @@ coord-check: $(VENV)/installed
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks.trainer
 	$(BIN)/python -m benchmarks.sweep
+	$(BIN)/python -m benchmarks.checkpoints
+	$(BIN)/python -m benchmarks.batched
 	$(BIN)/python -m benchmarks.load
 	$(BIN)/python -m benchmarks.prepare
 
