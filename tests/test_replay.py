@@ -110,7 +110,7 @@ def test_of_a_cell_that_diverged_on_an_accelerator_one_checkpoint_stays(
         keep=frozenset(), todo=[SimpleNamespace(label="c", checkpoints=(earlier,), others=())]
     )
     trial = SimpleNamespace(trial_id="t", config={"cell": cell}, path=str(tmp_path / "own"))
-    callback = Checkpoints(StudyFolder(tmp_path, "left"), plan)
+    callback = Checkpoints(StudyFolder(tmp_path, "left"), plan, 2)
     callback.on_trial_result(0, [], trial, row)
     callback.on_trial_complete(0, [], trial)
     there = sorted(f"{p.parent.name}/{p.name}" for p in tmp_path.rglob("checkpoint_*"))

@@ -17,7 +17,7 @@ from trainable import GPTTrainable
 from tune_study import checkpoints, disk, sweep
 from tune_study.callbacks import Checkpoints, RowLogger
 from tune_study.config import ConfigError, Criterion
-from tune_study.guard import Guard, StoppedError, explain
+from tune_study.guard import Guard, StoppedError
 from tune_study.identity import identity
 from tune_study.model import GPT
 from tune_study.store import StudyFolder
@@ -235,7 +235,7 @@ def trial(small, tmp_path):
 
 def test_final_weights_are_kept_and_load_into_the_model(begin, small, tokens, trial, tmp_path):
     folder = StudyFolder(tmp_path, "left")
-    callback = Checkpoints(folder, SimpleNamespace(keep={small.label}, todo=[todo(small)]))
+    callback = Checkpoints(folder, SimpleNamespace(keep={small.label}, todo=[todo(small)]), 2)
     actor = begin(small)
     rows = [actor.step() for _ in range(3)]
     callback.on_trial_result(0, [], trial, rows[-1])
@@ -262,13 +262,18 @@ def test_earlier_checkpoints_go_when_there_are_two_of_ones_own(small, trial, tmp
     for folder in (*usable, other):
         folder.mkdir(parents=True)
     plan = SimpleNamespace(keep=set(), todo=[todo(small, usable, (other,))])
-    callback = Checkpoints(StudyFolder(tmp_path, "left"), plan)
+    callback = Checkpoints(StudyFolder(tmp_path, "left"), plan, 2)
+    own = [tmp_path / trial.path / f"checkpoint_00000{number}" for number in range(3)]
     left = []
-    for number in range(2):
-        (tmp_path / trial.path / f"checkpoint_00000{number}").mkdir(parents=True)
+    for newest in own:
+        newest.mkdir(parents=True)
         callback.on_checkpoint(0, [], trial, checkpoint=None)
-        left.append([folder.exists() for folder in (*usable, other)])
-    assert left == [[True, False, False], [False, False, False]]
+        left.append([folder.exists() for folder in (*own, *usable, other)])
+    assert left == [
+        [True, False, False, True, False, False],
+        [True, True, False, False, False, False],
+        [False, True, True, False, False, False],
+    ]
 
 
 def test_rows_are_strict_and_params_whole(trial):
@@ -315,9 +320,38 @@ def test_a_disk_that_fills_or_a_folder_that_moves_stops_the_sweep(tmp_path):
     Guard(folder, 0).on_step_end(0, [])
     with pytest.raises(StoppedError, match="the disk is full"):
         Guard(folder, 2**62).on_step_end(0, [])
+    guard = Guard(folder, 0)
     folder.path.rename(tmp_path / "moved")
     with pytest.raises(StoppedError, match="was moved or deleted"):
-        Guard(folder, 0).on_step_end(0, [])
+        guard.on_step_end(0, [])
+
+
+def test_a_folder_that_tune_makes_anew_is_still_one_that_moved(tmp_path):
+    folder = StudyFolder(tmp_path / "runs", "left")
+    guard = Guard(folder, 0)
+    (folder.path / "study.json").touch()
+    folder.path.rename(tmp_path / "moved")
+    (folder.experiments / "sweep-001").mkdir(parents=True)
+    (folder.experiments / "sweep-001" / "experiment_state.json").touch()
+    (tmp_path / "error.txt").write_text("RuntimeError: no access to the storage path\n")
+    with pytest.raises(StoppedError, match="was moved or deleted"):
+        guard.on_trial_error(0, [], SimpleNamespace(error_file=str(tmp_path / "error.txt")))
+    assert "was moved" in guard.explain(RuntimeError("no access to the storage path"))
+    guard.tidy("sweep-001")
+    assert not folder.path.parent.exists()
+    assert (tmp_path / "moved" / "study.json").exists()
+
+
+def test_what_others_put_at_the_old_place_stays(tmp_path):
+    folder = StudyFolder(tmp_path / "runs", "left")
+    guard = Guard(folder, 0)
+    guard.tidy("sweep-001")  # nothing moved
+    assert folder.experiments.is_dir()
+    folder.path.rename(tmp_path / "moved")
+    (folder.experiments / "sweep-001").mkdir(parents=True)
+    (folder.path / "study.json").touch()
+    guard.tidy("sweep-001")
+    assert [path.name for path in folder.path.rglob("*")] == ["study.json"]
 
 
 def test_a_full_disk_is_recognised_behind_what_tune_makes_of_it(tmp_path):
@@ -325,8 +359,8 @@ def test_a_full_disk_is_recognised_behind_what_tune_makes_of_it(tmp_path):
     folder.experiments.mkdir(parents=True)
     error = RuntimeError("Tune's own")
     error.__context__ = OSError(errno.ENOSPC, "No space left on device")
-    assert "the disk is full" in explain(error, folder)
-    assert explain(RuntimeError("a fault of ours"), folder) == ""
+    assert "the disk is full" in Guard(folder, 0).explain(error)
+    assert Guard(folder, 0).explain(RuntimeError("a fault of ours")) == ""
 
 
 # ------------------------------------------------------------------------ disk

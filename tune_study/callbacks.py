@@ -77,10 +77,12 @@ class Checkpoints(Callback):
     Args:
         folder: the study's.
         plan: says which checkpoints earlier starts left, and of which cells weights are kept.
+        kept: checkpoints of a running cell, those of earlier starts counted.
     """
 
-    def __init__(self, folder: StudyFolder, plan: Plan) -> None:
+    def __init__(self, folder: StudyFolder, plan: Plan, kept: int) -> None:
         self.folder = folder
+        self.kept = kept
         self.keep = plan.keep
         self.usable = {cell.label: cell.checkpoints for cell in plan.todo}
         self.others = {cell.label: cell.others for cell in plan.todo}
@@ -96,9 +98,10 @@ class Checkpoints(Callback):
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any
     ) -> None:
-        """With one of its own a cell needs one of earlier starts; with two, none."""
-        cell = trial.config["cell"]["label"]
-        _delete((*self.usable[cell][max(0, 2 - len(_own(trial))) :], *self.others[cell]))
+        """Its own newest are kept, and as many of earlier starts as are then still lacking."""
+        cell, own = trial.config["cell"]["label"], _own(trial)
+        _delete((*own[self.kept :], *self.usable[cell][max(0, self.kept - len(own)) :]))
+        _delete(self.others[cell])
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,15 @@ class Guard(Callback):
     """Looks once a second, and at every error of a trial.
 
     Args:
-        folder: the study's.
+        folder: the study's; that of its experiments is made if it is not there.
         reserve: free bytes below which its disk counts as full.
     """
 
     def __init__(self, folder: StudyFolder, reserve: int) -> None:
         self.folder = folder
         self.reserve = reserve
+        folder.experiments.mkdir(parents=True, exist_ok=True)
+        self._place = _place(folder.experiments)
         self._looked = 0.0
         self._servers: list[tuple[str, int]] = []
 
@@ -66,7 +69,7 @@ class Guard(Callback):
         for name, pid in self._servers:
             if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 raise StoppedError(f"Ray's {name} is gone: killed, or out of memory.")
-        if not self.folder.experiments.is_dir():
+        if self.moved():
             raise StoppedError(_moved(self.folder))
         if shutil.disk_usage(self.folder.path).free < self.reserve:
             raise StoppedError(disk.full(self.folder.path))
@@ -83,20 +86,40 @@ class Guard(Callback):
             raise StoppedError(last.removeprefix(SETTING))
         if any(f"[Errno {number}]" in last for number in FULL):
             raise StoppedError(disk.full(self.folder.path))
-        if not self.folder.experiments.is_dir():
+        if self.moved():
             raise StoppedError(_moved(self.folder))
 
+    def moved(self) -> bool:
+        """Whether the folder was moved or deleted; Tune, which saves its state, makes it anew."""
+        return _place(self.folder.experiments) != self._place
 
-def explain(error: BaseException, folder: StudyFolder) -> str:
-    """Why a sweep could not go on, in one line; empty if it is something else: a fault of ours."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, StoppedError):
-            return str(link)
-        if isinstance(link, OSError) and link.errno in FULL:
-            return disk.full(folder.path)
-        link = link.__cause__ or link.__context__
-    return "" if folder.experiments.is_dir() else _moved(folder)
+    def explain(self, error: BaseException) -> str:
+        """Why a sweep could not go on, in one line; empty if it is something else: our fault."""
+        link: BaseException | None = error
+        while link is not None:
+            if isinstance(link, StoppedError):
+                return str(link)
+            if isinstance(link, OSError) and link.errno in FULL:
+                return disk.full(self.folder.path)
+            link = link.__cause__ or link.__context__
+        return _moved(self.folder) if self.moved() else ""
+
+    def tidy(self, experiment: str) -> None:
+        """Takes away what Tune made anew of an experiment at the old place of a moved folder."""
+        if self.moved():
+            shutil.rmtree(self.folder.experiments / experiment, ignore_errors=True)
+            for path in (self.folder.experiments, self.folder.path, self.folder.path.parent):
+                with suppress(OSError):  # it is not there, or holds something
+                    path.rmdir()
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """What tells a folder from another one under the same name; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _moved(folder: StudyFolder) -> str:

@@ -221,7 +221,7 @@ def run(
     from trainable import GPTTrainable
     from tune_study.budget import Budget
     from tune_study.callbacks import Checkpoints, RowLogger
-    from tune_study.guard import Guard, StoppedError, explain
+    from tune_study.guard import Guard, StoppedError
     from tune_study.stopper import DivergenceStopper
 
     study, who = plan.study, who or policy(plan.study.base)
@@ -267,17 +267,23 @@ def run(
                     storage_path=str(folder.experiments),
                     stop=stopper,
                     verbose=0,
-                    callbacks=[guard, budget, RowLogger(), Checkpoints(folder, plan), progress],
-                    checkpoint_config=tune.CheckpointConfig(
-                        num_to_keep=CHECKPOINTS_KEPT, checkpoint_at_end=False
-                    ),
+                    callbacks=[
+                        guard,
+                        budget,
+                        RowLogger(),
+                        Checkpoints(folder, plan, CHECKPOINTS_KEPT),
+                        progress,
+                    ],
+                    # Kept to a few by ours: Tune would save its whole state with every second one.
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 ),
             )
             tuner.fit()
     except (Exception, StoppedError) as error:
-        stopped = explain(error, folder)
+        stopped = guard.explain(error)
         if not stopped:
             raise
+        guard.tidy(experiment)
     else:
         shutil.rmtree(session, ignore_errors=True)  # its logs would fill the disk start by start
     records, _ = read(folder.experiments)
