@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis import estimators, hypotheses
 from analysis.estimators import SEED_KEYS
 from analysis.load import Results, judge_finished
-from analysis.tables import as_cells
+from analysis.tables import NO_EVIDENCE, as_cells
 from tune_study.config import CRITERIA, ConfigError, Criterion
 from tune_study.divergence import diverged
 
@@ -126,7 +126,7 @@ def replay(results: Results, criterion: Criterion) -> pd.DataFrame:
     for record in results.cells.to_dict("records"):
         cell = {str(key): value for key, value in record.items()}
         history = reports.get(cell["cell"], results.history[:0]).sort_values("step")
-        if cell["state"] in ("errored", "missing"):
+        if cell["state"] in NO_EVIDENCE:
             rows.append(cell | {"steps_run": int(history["step"].max()) if len(history) else 0})
         else:
             rows.append(cell | _outcome(cell, history, criterion, warmup[cell["cell"]]))

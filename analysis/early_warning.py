@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analysis import estimators
 from analysis.estimators import SEED_KEYS
+from analysis.tables import NO_EVIDENCE
 
 Array = NDArray[np.float64]
 
@@ -154,7 +155,7 @@ def logit_limit(cells: pd.DataFrame, limit: float = LOGIT_LIMIT) -> pd.DataFrame
         stable though above, by name).
     """
     rows = []
-    known = cells[~cells["state"].isin(["errored", "missing"])]
+    known = cells[~cells["state"].isin(NO_EVIDENCE)]
     for arm, group in known.groupby("qk_norm", sort=True):
         above = group["max_logit_peak"] > limit
         unstable = group["state"] != "stable"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import early_warning
-from analysis.tables import STATES
+from analysis.tables import NO_EVIDENCE, STATES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def summarise(results: Results) -> dict[str, Any]:
         `early_warning.warning_summary`), spikes (rows of `early_warning.spike_summary`, None
         where the study has no losses of single steps), calibration (rows of `calibration`).
     """
-    cells, history = results.cells, results.history
+    cells, history = results.tried.cells, results.history
     spikes = None
     if "train/losses" in history:
         spikes = early_warning.spike_summary(cells, early_warning.spikes(history))
@@ -78,7 +78,7 @@ def rule(reason: str) -> str:
 
 def steps_saved(cells: pd.DataFrame, history: pd.DataFrame) -> float | None:
     """Share of the steps asked of the cells with a verdict that were not run."""
-    ended = cells[~cells["state"].isin(["errored", "missing"])]
+    ended = cells[~cells["state"].isin(NO_EVIDENCE)]
     if not len(ended):
         return None
     run = ended["cell"].map(history.groupby("cell")["step"].max()).fillna(0)

@@ -95,9 +95,9 @@ def figures(results: Results, summary: dict[str, Any]) -> list[Figure]:
 
 
 def _lr_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
-    cells = results.cells
+    cells = results.tried.cells
     curve, rules = loss_curve(cells), reference_losses(cells)
-    sensitivity = estimators.lr_sensitivity(cells, results.study.margins.lr_range)
+    sensitivity = estimators.lr_sensitivity(results.cells, results.study.margins.lr_range)
     yield Figure(
         "lr_loss",
         f"Final validation loss of {_n(len(cells), 'cell')} against the peak learning rate, one "
@@ -111,7 +111,7 @@ def _lr_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _curves(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
-    cells, history = results.cells, results.history
+    cells, history = results.tried.cells, results.history
     if len(history):
         yield Figure(
             "curves",
@@ -136,7 +136,7 @@ def _max_stable_lr(results: Results, summary: dict[str, Any]) -> Iterator[Figure
 
 
 def _phase(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
-    cells = results.cells
+    cells = results.tried.cells
     curve = loss_curve(cells)
     gains = estimators.paired_by_lr(cells) if has_pairs(cells) else no_gains()
     significant, tested = int(gains["significant"].sum()), int(gains["gain"].notna().sum())
@@ -174,7 +174,7 @@ def _necessity(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
-    cells, history = results.cells, results.history
+    cells, history = results.tried.cells, results.history
     target = results.study.margins.target_loss
     if not len(history) or target is None:
         return
@@ -193,7 +193,7 @@ def _steps_to_loss(results: Results, summary: dict[str, Any]) -> Iterator[Figure
 
 def _diagnostics(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
     for diagnostic in DIAGNOSTICS:
-        values = diagnostic_values(results.cells, results.history, diagnostic.key)
+        values = diagnostic_values(results.tried.cells, results.history, diagnostic.key)
         if values is None:
             continue
         curve = layer_curves(values)
@@ -208,7 +208,7 @@ def _diagnostics(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
 
 
 def _early_warning(results: Results, summary: dict[str, Any]) -> Iterator[Figure]:
-    warned = early_warning.warnings(results.cells, results.history)
+    warned = early_warning.warnings(results.tried.cells, results.history)
     if len(warned):
         counts = early_warning.warning_summary(warned)
         yield Figure(

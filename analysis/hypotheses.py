@@ -33,6 +33,8 @@ from tune_study.config import Margins
 Array = NDArray[np.float64]
 Outcome = Literal["supported", "contradicted", "inconclusive"]
 
+UNTRIED = "a search left learning rates untried, the whole grid is needed"
+
 STATEMENTS = {
     "H1": "QK-norm does nothing or a little harm at low learning rates and helps much at high ones",
     "H2": "QK-norm raises the maximum stable learning rate and lowers LR sensitivity",
@@ -213,6 +215,7 @@ class Evidence:
         ratio: bin of log10 maximum stable LR, on minus off, shape (G, 2).
         drop: LR sensitivity, off minus on, shape (G,).
         threshold: bin of log10 necessity threshold, shape (G, 2).
+        searched: a search left cells of the grid untried.
     """
 
     arm: str
@@ -225,6 +228,7 @@ class Evidence:
     ratio: Array
     drop: Array
     threshold: Array
+    searched: bool = False
 
     def of_seeds(self, seeds: Iterable[int]) -> Evidence:
         """The same for some of the seeds."""
@@ -266,6 +270,7 @@ def weigh(grid: estimators.Curves, arm: str, margins: Margins) -> Evidence:
         ratio=ratio,
         drop=sensitivity[0] - sensitivity[1],
         threshold=log_threshold,
+        searched=bool((both.off.untried | both.on.untried).any()),
     )
 
 
@@ -345,6 +350,7 @@ def _stability(evidence: Evidence, margins: Margins) -> list[Measured]:
                 margins.sensitivity,
                 np.inf,
                 at.drop,
+                UNTRIED * bool(at.searched and np.isnan(at.drop).all()),
             )
         )
     return parts

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Finish, failed, normalised_loss
 from tune_study.histories import LOSSES, NOTES, Histories, History
 from tune_study.identity import identity
+from tune_study.search.cells import Lattice
+from tune_study.search.rounds import Course, End
 from tune_study.store import StudyFolder
 
 NAN = float("nan")
@@ -43,6 +45,7 @@ class Results:
         running: whether a sweep is at work in it now.
         versions: of Python, torch, Ray and others, when it was started.
         source: the study's folder, where these tables came from one.
+        search: how far a study that is searched has come; None for one that runs its grid.
     """
 
     study: Study
@@ -53,6 +56,12 @@ class Results:
     running: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     source: Path | None = None
+    search: Course | None = None
+
+    @property
+    def tried(self) -> Results:
+        """The same without the cells that a search did not ask for."""
+        return replace(self, cells=self.cells[self.cells["state"] != "untried"])
 
 
 def load(source: Any, study: Study | None = None, criterion: Criterion | None = None) -> Results:
@@ -94,6 +103,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         _cell(config, name, found.get(name, nothing), history, manifest)
         for config, name, history in zip(configs, names, ran, strict=True)
     ]
+    search = None if study.search is None else _searched(study, cells, criterion is None)
     judge_finished(cells, study.criterion)
     for cell in cells:
         if replayed := replays.get(cell["cell"]):
@@ -109,7 +119,32 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         running=folder.running(),
         versions=stored["versions"],
         source=folder.path,
+        search=search,
     )
+
+
+def _searched(study: Study, cells: list[dict[str, Any]], own_criterion: bool) -> Course:
+    """How far the search has come; cells that it did not ask for become `untried`, in place.
+
+    By another criterion than its own it would have asked for other cells: then those without a
+    result count as untried, too.
+    """
+
+    def end(config: TrialConfig) -> End | None:
+        cell = by_label[config.label]
+        if cell["state"] == "missing":
+            return None
+        diverged, lost = cell["state"] == "diverged", cell["state"] == "errored"
+        return End(cell["loss"], cell["unigram_entropy"], diverged, lost)
+
+    by_label = {cell["cell"]: cell for cell in cells}
+    lattice = Lattice(study)
+    course = lattice.course(end)
+    asked = {lattice.configs[place].label for place in course.asked} if own_criterion else set()
+    for cell in cells:
+        if cell["state"] in ("missing", "errored") and cell["cell"] not in asked:
+            cell["state"], cell["reason"] = "untried", "not asked for by the search"
+    return course
 
 
 def _replays(folder: StudyFolder) -> dict[str, dict[str, Any]]:

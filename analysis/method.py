@@ -18,7 +18,7 @@ def rows(results: Results) -> list[tuple[str, str]]:
     lrs = sorted(cells["lr"].unique())
 
     def known(column: str) -> str:
-        values = cells.loc[~cells["state"].isin(["missing"]), column].dropna()
+        values = cells.loc[~cells["state"].isin(["missing", "untried"]), column].dropna()
         return ", ".join(map(str, sorted(set(values) - {""}))) or "unknown"
 
     params = cells.loc[cells["params"] > 0, "params"]

@@ -31,6 +31,7 @@ from analysis.summary import (
     leaks,
     lr_text,
 )
+from analysis.tables import ASKED
 
 if TYPE_CHECKING:
     from analysis.figure import Figure
@@ -59,7 +60,7 @@ def render(
         drawn: the figures, in reading order.
         specs: figure name -> layout name -> Vega-Lite specification.
     """
-    cells = results.cells[TABLE_COLUMNS]
+    cells = results.tried.cells[TABLE_COLUMNS]
     data = _chart_data(specs)
     data["cells"] = _columns(json_safe(cells.to_dict("records")), data["values"])
     return (
@@ -68,6 +69,7 @@ def render(
         .render(
             results=results,
             summary=summary,
+            states=ASKED,
             data=_script_json(data),
             vega=vega_bundle(),
             figures=[figure for figure in drawn if figure.name not in stabiliser_report.FIGURES],

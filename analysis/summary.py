@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis import arms, endings, estimators, hypotheses, stabilisers
-from analysis.tables import STATES
+from analysis.tables import ASKED, STATES
 from tune_study.config import ConfigError, Margins
 
 if TYPE_CHECKING:  # analysis.load imports Ray, which plain numbers do not need
@@ -28,8 +28,8 @@ def summarise(results: Results) -> dict[str, Any]:
     cells, study = results.cells, results.study
     counts = cells["state"].value_counts()
     found = {state: int(counts.get(state, 0)) for state in STATES}
-    expected = len(study)
-    missing = expected - (len(cells) - found["missing"])
+    expected = len(study) - found["untried"]
+    missing = expected - sum(found[state] for state in ASKED if state != "missing")
     of_qk_norm = arms.qk_norm_cells(cells)
     several = arms.has_stabilisers(cells)
     verdicts, not_judged = _judge(of_qk_norm, study.margins, several)
@@ -38,6 +38,7 @@ def summarise(results: Results) -> dict[str, Any]:
         "study": study.name,
         "complete": not results.running and missing == 0 and found["errored"] == 0,
         "running": bool(results.running),
+        "search": _search(results),
         "cells": {"expected": expected, "found": expected - missing, **found, "missing": missing},
         "arms": arm_rows(cells, study.margins),
         "necessity": _necessity(of_qk_norm, study.margins.necessity),
@@ -50,6 +51,22 @@ def summarise(results: Results) -> dict[str, Any]:
         "divergence": endings.summarise(arms.results_by_arm(results)),
         "damage": list(results.damage),
         "versions": dict(results.versions),
+    }
+
+
+def _search(results: Results) -> dict[str, Any] | None:
+    """How far a search has come; None for a study that runs its whole grid."""
+    course, rules = results.search, results.study.search
+    if course is None or rules is None:
+        return None
+    edges = course.edges()
+    return {
+        "cells": len(course.asked),
+        "of": len(results.study),
+        "lines": len(edges),
+        "decided": sum(edge.decided for edge in edges),
+        "confidence": rules.confidence,
+        "error": rules.error,
     }
 
 

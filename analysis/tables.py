@@ -1,6 +1,6 @@
 """The two tidy tables every analysis starts from: their columns, types and units.
 
-`cells` has one row for each cell that the study asks for, found or not; `history` has
+`cells` has one row for each cell of the study's grid, found or not; `history` has
 one row for each (cell, step) reported. Losses are in nats per token.
 """
 
@@ -11,8 +11,15 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-STATES = ("stable", "failed", "diverged", "errored", "missing")
-"""Every cell is in exactly one. `missing` covers cells never started and cells cut off."""
+STATES = ("stable", "failed", "diverged", "errored", "missing", "untried")
+"""Every cell is in exactly one. `missing` covers cells never started and cells cut off; `untried`
+are those that a search did not ask for."""
+
+ASKED = STATES[:-1]
+"""States of the cells that a study asks for."""
+
+NO_EVIDENCE = ("errored", "missing", "untried")
+"""States that say nothing about the learning rate."""
 
 CELL_COLUMNS: dict[str, tuple[str, str]] = {
     "cell": ("str", "readable name, unique in the study"),

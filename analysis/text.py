@@ -7,6 +7,7 @@ from typing import Any
 from analysis import stabiliser_report
 from analysis.answer import scope
 from analysis.summary import best_lr_text, edge_text, interval_text, json_safe
+from analysis.tables import ASKED
 
 
 def lines(summary: dict[str, Any]) -> list[str]:
@@ -16,17 +17,18 @@ def lines(summary: dict[str, Any]) -> list[str]:
         summary: as `analysis.summary.summarise`.
     """
     cells = summary["cells"]
-    states = ", ".join(
-        f"{cells[state]} {state}"
-        for state in ("stable", "failed", "diverged", "errored", "missing")
-        if cells[state]
-    )
+    states = ", ".join(f"{cells[state]} {state}" for state in ASKED if cells[state])
     progress = "complete" if summary["complete"] else "incomplete"
     running = ", running now" if summary["running"] else ""
     text = [
         f"{summary['study']}: {progress}{running}, "
         f"{cells['found']} of {cells['expected']} cells: {states}."
     ]
+    if (search := summary["search"]) is not None:
+        text.append(
+            f"  a search: {search['cells']} of {search['of']} cells asked for, "
+            f"{search['decided']} of {search['lines']} lines decided"
+        )
     widest = max(len(arm["arm"]) for arm in summary["arms"])
     for arm in summary["arms"]:
         sensitivity = arm["lr_sensitivity"]

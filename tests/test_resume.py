@@ -235,7 +235,7 @@ def trial(small, tmp_path):
 
 def test_final_weights_are_kept_and_load_into_the_model(begin, small, tokens, trial, tmp_path):
     folder = StudyFolder(tmp_path, "left")
-    callback = Checkpoints(folder, SimpleNamespace(keep={small.label}, todo=[todo(small)]), 2)
+    callback = Checkpoints(folder, SimpleNamespace(keep={small.label}, may_run=[todo(small)]), 2)
     actor = begin(small)
     rows = [actor.step() for _ in range(3)]
     callback.on_trial_result(0, [], trial, rows[-1])
@@ -261,7 +261,7 @@ def test_earlier_checkpoints_go_when_there_are_two_of_ones_own(small, trial, tmp
     other = tmp_path / "other" / "checkpoint_000000"
     for folder in (*usable, other):
         folder.mkdir(parents=True)
-    plan = SimpleNamespace(keep=set(), todo=[todo(small, usable, (other,))])
+    plan = SimpleNamespace(keep=set(), may_run=[todo(small, usable, (other,))])
     callback = Checkpoints(StudyFolder(tmp_path, "left"), plan, 2)
     own = [tmp_path / trial.path / f"checkpoint_00000{number}" for number in range(3)]
     left = []

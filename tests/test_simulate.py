@@ -10,7 +10,7 @@ import pytest
 
 from analysis import estimators
 from analysis.simulate import Arm, World, curve, draw, true_log_edges, true_thresholds
-from analysis.tables import CELL_COLUMNS, STATES
+from analysis.tables import ASKED, CELL_COLUMNS, STATES
 from tune_study.config import log_grid
 
 LRS = log_grid(1e-3, 1.0, 4)
@@ -29,7 +29,7 @@ def test_tables_have_every_column_and_one_row_a_cell() -> None:
     assert list(cells) == list(CELL_COLUMNS)
     assert len(cells) == 4 * 13 * 2 * 2 * 3
     assert not cells.duplicated(["lr", "depth", "qk_norm", "seed"]).any()
-    assert set(cells["state"].unique()) == set(STATES)
+    assert set(cells["state"].unique()) == set(ASKED)
     assert cells.loc[cells["state"].isin(["missing", "errored"]), "loss"].isna().all()
 
 

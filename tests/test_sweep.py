@@ -217,3 +217,20 @@ def test_bad_input_is_one_line_and_exit_code_2(run, tmp_path, words, expected):
     (line,) = result.stderr.strip().splitlines()
     assert expected in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_runs_in_rounds(run, tmp_path):
+    smoke_data = ["vocab_size=300", "train_documents=2000", "validation_documents=300"]
+    changes = [word for setting in smoke_data for word in ("--set", f"data.{setting}")]
+    changes += [*SHORT, "--set", "report_every=10", "--set", "val_windows=32"]
+    narrow = ["--depth", "1", "--seed", "0", "--cells", "3", "--name", "found", "--no-report"]
+    result = run(tmp_path, "sweep", "edge", *narrow, *changes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "a search among at most 3 of 50 cells" in result.stdout
+    assert "round 1: 2 cells run" in result.stdout
+    assert "round 2: 3 cells run" in result.stdout
+    cells = load(tmp_path / "found").cells
+    assert cells["state"].value_counts()["untried"] == 47
+    refused = run(tmp_path, "sweep", "smoke", "--cells", "3")
+    assert refused.returncode == 2
+    assert "runs all of its cells" in refused.stderr

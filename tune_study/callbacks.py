@@ -84,8 +84,8 @@ class Checkpoints(Callback):
         self.folder = folder
         self.kept = kept
         self.keep = plan.keep
-        self.usable = {cell.label: cell.checkpoints for cell in plan.todo}
-        self.others = {cell.label: cell.others for cell in plan.todo}
+        self.usable = {cell.label: cell.checkpoints for cell in plan.may_run}
+        self.others = {cell.label: cell.others for cell in plan.may_run}
         self._last: dict[str, dict[str, Any]] = {}
 
     def on_trial_result(

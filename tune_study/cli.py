@@ -147,6 +147,10 @@ def sweep(
             help="Cell to keep the final weights of, such as d2-off-lr1.000e-01-s0 or 'd2-*-s0'."
         ),
     ] = None,
+    cells: Annotated[
+        int | None,
+        typer.Option(help="Most cells that a search runs altogether; the same again goes on."),
+    ] = None,
     retry_errored: Annotated[
         bool, typer.Option("--retry-errored", help="Also run cells that errored too often.")
     ] = False,
@@ -179,6 +183,13 @@ def sweep(
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     if keep_weights is not None:
         wanted = wanted.replace(keep_weights=tuple(keep_weights))
+    if cells is not None:
+        if wanted.search is None:
+            raise ConfigError(
+                f"--cells {cells}: {wanted.name} runs all of its cells. Give a study that is "
+                "searched, such as edge."
+            )
+        wanted = wanted.replace(search=wanted.search.replace(cells=cells))
     folder = StudyFolder(runs, wanted.name)
     with folder.lock():
         _prepare(wanted, data)
@@ -197,7 +208,7 @@ def sweep(
         else:
             outcome = engine.Outcome(False, "", {})
             done = "all" if not plan.given_up else f"{plan.done} of"
-            print(f"{wanted.name}: {done} {len(wanted)} cells are done, none is to run.")
+            print(f"{wanted.name}: {done} {plan.asked} cells are done, none is to run.")
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
@@ -312,7 +323,7 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any, who: Policy, end: float |
 
     print("\n".join(_cost(plan, folder, tokens.vocab_size, who)), flush=True)
     steps = sum(cell.config.steps - cell.last_step for cell in plan.todo)
-    progress = Progress(len(plan.study), plan.done, steps)
+    progress = Progress(plan.asked, plan.done, steps)
     try:
         return engine.run(plan, folder, tokens, progress, who=who, end=end)
     finally:
@@ -329,7 +340,8 @@ def _cost(
     study = plan.study
     needs = disk.needs(plan, folder, vocab_size, who.at_once, engine.CHECKPOINTS_KEPT)
     bytes_ = sum(n for parts in needs.values() for n in parts.values())
-    head = f"{study.name}: {cost.product(study)}; {plan.done} done, {len(plan.todo)} to run."
+    due = "to run" if plan.search is None else "in the next round"
+    head = f"{study.name}: {cost.product(study)}; {plan.done} done, {len(plan.todo)} {due}."
     if not plan.todo:
         return [head]
     estimated = cost.estimate(plan, vocab_size, who, bytes_)

@@ -361,6 +361,27 @@ class Margins(Config):
         return self
 
 
+class Search(Config):
+    """How a study is searched in place of running all of its grid. docs/edge.md has the method.
+
+    The axis `lr` is then the lattice that the cells are chosen from.
+    """
+
+    best_lr: bool = Field(
+        True, description="true to look for the best LR of every arm, depth and seed, too"
+    )
+    error: float = Field(
+        0.05, gt=0, lt=0.5, description="the share of verdicts taken to be wrong, above 0"
+    )
+    confidence: float = Field(
+        0.9, gt=0, lt=1, description="the belief that an edge lies within one LR, 0 to 1"
+    )
+    batch: int = Field(12, ge=1, description="the most cells a round runs, 1 or more")
+    cells: int | None = Field(
+        None, ge=1, description="the most cells to run altogether, 1 or more, or null"
+    )
+
+
 AXES = ("lr", "depth", "qk_norm", "seed")
 
 NOT_ARMS = ("lr", "depth", "seed", "data", "device", "threads", "diagnostics")
@@ -397,6 +418,9 @@ class Study(Config):
     )
     criterion: Criterion = Field(default_factory=Criterion, description="a Criterion")
     margins: Margins = Field(default_factory=Margins, description="Margins")
+    search: Search | None = Field(
+        None, description="a Search, or null to run every combination of the axes"
+    )
     checkpoint_every_s: float = Field(
         30.0, ge=0, description="seconds between checkpoints of a running cell, 0 or above"
     )

@@ -259,7 +259,11 @@ def table(cost: Cost) -> list[str]:
 def product(study: Study) -> str:
     """The study as a product: `234 cells = 13 lr x 3 depth x 2 qk_norm x 3 seed`."""
     axes = [*study.axes, *([] if study.arms is None else [("arms", study.arms)])]
-    return f"{len(study)} cells = " + " x ".join(f"{len(v)} {name}" for name, v in axes)
+    searched = ""
+    if study.search is not None:
+        most = "" if study.search.cells is None else f"at most {study.search.cells} of "
+        searched = f"a search among {most}"
+    return f"{searched}{len(study)} cells = " + " x ".join(f"{len(v)} {name}" for name, v in axes)
 
 
 def duration(seconds: float) -> str:

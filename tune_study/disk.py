@@ -53,13 +53,13 @@ def needs(
     rows = sum(
         math.ceil((cell.config.steps - cell.last_step) / cell.config.report_every)
         * _row_bytes(cell.config)
-        for cell in plan.todo
+        for cell in plan.may_run
     )
-    weights = sum(cell.label in plan.keep for cell in plan.todo) * _largest(study, vocab_size)
+    weights = sum(cell.label in plan.keep for cell in plan.may_run) * _largest(study, vocab_size)
     # One more than is kept: the newest is written before the oldest goes.
     return {
         folder.path: {
-            "reports": rows + FOLDER_BYTES * len(plan.todo),
+            "reports": rows + FOLDER_BYTES * len(plan.may_run),
             "checkpoints": (kept + 1) * at_once * checkpoint,
             "weights": weights * WEIGHT_BYTES,
             "the report": REPORT_BYTES + int(REPORT_SHARE * rows),

@@ -83,6 +83,18 @@ class Progress(Callback):
         self.states["errored"] += 1
         self._say(f"{trial.config['cell']['label']}: errored")
 
+    def go_on(self, total: int, steps: int, lines: list[str]) -> None:
+        """Counts a search's next round in, and shows what the rounds so far have found.
+
+        Args:
+            total: cells asked for so far.
+            steps: optimiser steps of the next round.
+            lines: what is known.
+        """
+        self.total, self.steps = total, self.steps + steps
+        for line in lines:
+            self._say(line)
+
     def close(self) -> None:
         """Stops showing and leaves the last state on the screen."""
         if self._live is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from ray import tune
 
 from tune_study.config import Criterion
-from tune_study.divergence import Row, diverged
+from tune_study.divergence import Row, diverged, ordered
 
 
 class DivergenceStopper(tune.Stopper):
@@ -54,6 +54,10 @@ class DivergenceStopper(tune.Stopper):
         result["verdict/reason"] = verdict.reason
         result["verdict/step"] = verdict.step
         return True
+
+    def history(self, cell: str) -> list[Row]:
+        """What a cell has reported so far, by step."""
+        return ordered(self._rows.get(cell, {}).values())
 
     def halt(self) -> None:
         """Asks Tune to end the whole sweep in order, at the next opportunity."""

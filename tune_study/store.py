@@ -93,9 +93,9 @@ class StudyFolder:
     def refuse_if_different(self, study: Study, checksum: str) -> list[str]:
         """Refuses a study that differs from the stored one in more than its axes and arms.
 
-        Other axes or arms ask for other cells, which is an extension; anything else would mix
-        results. A damaged study.json refuses nothing: cells are known by their identity, so
-        what is not theirs stays apart all the same.
+        Other axes, arms or another search ask for other cells, which is an extension; anything
+        else would mix results. A damaged study.json refuses nothing: cells are known by their
+        identity, so what is not theirs stays apart all the same.
 
         Returns:
             a line on a study.json that is damaged; `write` replaces it.
@@ -119,7 +119,7 @@ class StudyFolder:
             for key in sorted(old.keys() | new.keys())
             if old.get(key) != new.get(key)
             and key not in free
-            and not key.startswith(("axes.", "base.data."))
+            and not key.startswith(("axes.", "base.data.", "search"))
             # What goes with a new value of an axis is a part of the extension.
             and not (key.startswith("tied.") and not (key in old and key in new))
             and key not in {f"base.{axis}" for axis, _ in study.axes}

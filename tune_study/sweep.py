@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tune_study import checkpoints, disk, signals
 from tune_study.concurrency import Policy, policy
@@ -27,7 +27,14 @@ from tune_study.data import Tokens
 from tune_study.divergence import Row, Verdict
 from tune_study.identity import identity
 from tune_study.records import Record, ended, read
+from tune_study.search.cells import Lattice, end_of
+from tune_study.search.known import known
+from tune_study.search.rounds import Course, End, Place
 from tune_study.store import StudyFolder
+
+if TYPE_CHECKING:
+    from tune_study.searcher import CellSearcher
+    from tune_study.stopper import DivergenceStopper
 
 # Before Ray is imported, which reads them then.
 os.environ.update(
@@ -88,6 +95,9 @@ class Plan:
         surplus: checkpoint folders that nothing needs any more.
         keep: cells whose final weights are kept.
         damage: a line for each thing found damaged or foreign.
+        search: for a study that is searched, how far it has come; else None.
+        may_run: the cells that this start may come to run; beyond `todo`, what a search asks for
+            in later rounds.
     """
 
     study: Study
@@ -97,6 +107,13 @@ class Plan:
     given_up: dict[str, str]
     surplus: tuple[Path, ...]
     damage: tuple[str, ...]
+    search: Course | None
+    may_run: tuple[Cell, ...]
+
+    @property
+    def asked(self) -> int:
+        """Cells that the study asks for; of a search, so far."""
+        return len(self.study) if self.search is None else len(self.search.asked)
 
 
 @dataclass(frozen=True)
@@ -130,14 +147,14 @@ def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool =
     todo: list[Cell] = []
     given_up: dict[str, str] = {}
     surplus: list[Path] = []
-    done = 0
+    done: dict[str, End | None] = {}
     for config in study.cells():
         name = identity(config, checksum)
         record = records.get(name, Record())
         rows = record.history(config, damage)
         verdict = ended(rows, config, study.criterion)
         if verdict and (config.label not in keep or folder.kept_weights(config.label).is_file()):
-            done += 1
+            done[config.label] = end_of(rows, config, study.criterion)
             diverged = verdict.state == "diverged"
             surplus += checkpoints.surplus(record.checkpoints(), diverged, config.device)
         elif record.errors and not retry_errored and record.failures() >= MAX_FAILURES:
@@ -146,7 +163,28 @@ def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool =
             usable = _usable(record, rows, verdict, damage)
             others = (folder for folder in record.checkpoints() if folder not in usable)
             todo.append(Cell(config, name, rows, tuple(usable), tuple(others)))
-    return Plan(study, keep, done, tuple(todo), given_up, tuple(surplus), tuple(damage))
+    may_run = tuple(todo)
+    search = None
+    if study.search is not None:
+        lattice = Lattice(study)
+        lost = dict.fromkeys(given_up, End(lost=True))
+        search = lattice.course(lambda config: (done | lost).get(config.label))
+        due = {lattice.configs[place].label for place in search.due}
+        todo = [cell for cell in todo if cell.label in due]
+        asked = {lattice.configs[place].label for place in search.asked}
+        done = {label: end for label, end in done.items() if label in asked}
+        given_up = {label: why for label, why in given_up.items() if label in asked}
+    return Plan(
+        study,
+        keep,
+        len(done),
+        tuple(todo),
+        given_up,
+        tuple(surplus),
+        tuple(damage),
+        search,
+        may_run,
+    )
 
 
 def _keep(study: Study) -> frozenset[str]:
@@ -231,12 +269,22 @@ def run(
     resources: dict[str, float] = {"cpu": who.cpus, "gpu": who.gpus, "trial_slot": 1}
     stopper = DivergenceStopper(
         study.criterion,
-        {cell.label: cell.config.warmup_steps for cell in plan.todo},
-        {cell.label: cell.rows for cell in plan.todo},
+        {cell.label: cell.config.warmup_steps for cell in plan.may_run},
+        {cell.label: cell.rows for cell in plan.may_run},
     )
     budget = Budget(end, stopper.halt)
     guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
     experiment = folder.next_experiment()
+    cells: dict[str, Any] = {
+        "data": {"root": str(tokens.folder.parent), "checksum": tokens.manifest.checksum},
+        "checkpoint_every_s": study.checkpoint_every_s,
+    }
+    how: dict[str, Any] = {}
+    if plan.search is None:
+        todo = [_trial_config(cell, experiment) for cell in plan.todo]
+        cells["cell"] = tune.grid_search(todo)
+    else:
+        how = {"search_alg": _searcher(plan, experiment, stopper, progress), "num_samples": -1}
     stopped = ""
     try:
         with (
@@ -246,17 +294,9 @@ def run(
         ):
             tuner = tune.Tuner(
                 tune.with_resources(GPTTrainable, resources),
-                param_space={
-                    "cell": tune.grid_search(
-                        [_trial_config(cell, experiment) for cell in plan.todo]
-                    ),
-                    "data": {
-                        "root": str(tokens.folder.parent),
-                        "checksum": tokens.manifest.checksum,
-                    },
-                    "checkpoint_every_s": study.checkpoint_every_s,
-                },
+                param_space=cells,
                 tune_config=tune.TuneConfig(
+                    **how,
                     max_concurrent_trials=at_once,
                     reuse_actors=reuse_actors,
                     trial_name_creator=_trial_name,
@@ -289,10 +329,35 @@ def run(
     records, _ = read(folder.experiments)
     errors = {
         cell.label: records[cell.identity].errors[-1]
-        for cell in plan.todo
+        for cell in (plan.todo if plan.search is None else plan.may_run)
         if cell.identity in records and records[cell.identity].attempts[-1].error
     }
     return Outcome(not stopped and interrupted(), stopped, errors, budget.over)
+
+
+def _searcher(
+    plan: Plan, experiment: str, stopper: DivergenceStopper, progress: Any
+) -> CellSearcher:
+    """Asks for the cells of one round after the other, and says what is known after each."""
+    from tune_study.searcher import CellSearcher
+
+    lattice, course = Lattice(plan.study), plan.search
+    assert course is not None
+    may_run = {cell.label: cell for cell in plan.may_run}
+
+    def config(place: Place) -> dict[str, Any]:
+        return _trial_config(may_run[lattice.configs[place].label], experiment)
+
+    def end(place: Place) -> End | None:
+        cell = lattice.configs[place]
+        return end_of(stopper.history(cell.label), cell, plan.study.criterion)
+
+    def say() -> None:
+        due = [may_run[lattice.configs[place].label] for place in course.due]
+        steps = sum(cell.config.steps - cell.last_step for cell in due)
+        progress.go_on(len(course.asked), steps, known(course, lattice.lrs))
+
+    return CellSearcher(course, config, end, say)
 
 
 def _trial_config(cell: Cell, experiment: str) -> dict[str, Any]:

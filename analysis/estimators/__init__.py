@@ -18,6 +18,7 @@ from analysis.estimators.grid import (
     Curves,
     counts,
     curves,
+    stable_bins,
     uneven_spacing,
 )
 from analysis.estimators.metrics import bits_per_byte, by_lr, perplexity, with_last_report
@@ -37,7 +38,6 @@ from analysis.estimators.stability import (
     best_lr,
     best_of,
     max_stable_lr,
-    stable_bins,
     usable_window,
 )
 from analysis.estimators.steps import kaplan_meier, median_steps, steps_to_threshold

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.tables import STATES
+from analysis.tables import ASKED, STATES
 from tune_study.config import ConfigError
 
 Array = NDArray[np.float64]
@@ -22,7 +22,7 @@ ARM_KEYS = ["depth", "qk_norm"]
 LR_KEYS = ["depth", "qk_norm", "lr"]
 AXIS_KEYS = ["lr", "depth", "qk_norm", "seed"]
 
-STABLE, FAILED, DIVERGED, ERRORED, MISSING = range(len(STATES))
+STABLE, FAILED, DIVERGED, ERRORED, MISSING, UNTRIED = range(len(STATES))
 
 SPACING_TOLERANCE = 0.1
 """Largest relative deviation of a grid step, in log LR, from the mean step. It admits grids
@@ -64,10 +64,16 @@ class Curves:
         return (self.state == ERRORED) | (self.state == MISSING)
 
     @property
+    def untried(self) -> Flags:
+        """Cells that a search did not ask for."""
+        return self.state == UNTRIED
+
+    @property
     def clamped(self) -> Array:
         """min(loss, loss_init); a loss that is not finite counts as loss_init; NaN if unknown."""
         finite = np.where(np.isfinite(self.loss), self.loss, np.inf)
-        return np.where(self.unknown, np.nan, np.minimum(finite, self.loss_init))
+        no_loss = self.unknown | self.untried
+        return np.where(no_loss, np.nan, np.minimum(finite, self.loss_init))
 
     @property
     def step(self) -> float:
@@ -195,24 +201,28 @@ def counts(cells: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     frame = unique_cells(cells)
     by = list(by)
     table = frame[by].copy()
-    for state in STATES:
+    for state in ASKED:
         table[f"n_{state}"] = (frame["state"] == state).astype(int)
     table = table.groupby(by, sort=True).sum().reset_index()
-    states = [f"n_{state}" for state in STATES]
+    states = [f"n_{state}" for state in ASKED]
     table.insert(len(by), "n_asked", table[states].sum(axis=1))
     table.insert(len(by) + 1, "n_found", table["n_asked"] - table["n_missing"])
     return table
 
 
-def lost_cells(grid: Curves) -> list[str]:
-    """'2 missing, 1 errored of 13 cells' for each row, empty where nothing is lost."""
-    missing = (grid.state == MISSING).sum(axis=1)
-    errored = (grid.state == ERRORED).sum(axis=1)
+def lost_cells(grid: Curves, *also: int) -> list[str]:
+    """'2 missing, 1 errored of 13 cells' for each row, empty where nothing is lost.
+
+    Args:
+        also: further states that count as lost, such as UNTRIED where the whole grid is needed.
+    """
+    codes = (MISSING, ERRORED, *also)
+    counted = [(grid.state == code).sum(axis=1) for code in codes]
     total = grid.state.shape[1]
     return [
-        ", ".join(f"{n} {name}" for n, name in ((m, "missing"), (e, "errored")) if n)
-        + (f" of {total} cells" if m + e else "")
-        for m, e in zip(missing, errored, strict=True)
+        ", ".join(f"{n} {STATES[code]}" for n, code in zip(row, codes, strict=True) if n)
+        + (f" of {total} cells" if any(row) else "")
+        for row in zip(*counted, strict=True)
     ]
 
 
@@ -231,11 +241,42 @@ def with_counts(table: pd.DataFrame, *states: NDArray[np.int8]) -> pd.DataFrame:
 
 def state_counts(state: NDArray[np.int8]) -> dict[str, NDArray[np.int64]]:
     """n_asked, n_found (all but missing), n_stable, n_failed, ... over the last axis."""
-    each = {f"n_{name}": (state == code).sum(axis=-1) for code, name in enumerate(STATES)}
-    asked = np.full(state.shape[:-1], state.shape[-1])
+    each = {f"n_{name}": (state == code).sum(axis=-1) for code, name in enumerate(ASKED)}
+    asked = np.asarray((state != UNTRIED).sum(axis=-1))
     return {"n_asked": asked, "n_found": asked - each["n_missing"], **each}
 
 
 def none_of(flags: Flags) -> Flags:
     """Whether a row has no True, as an array."""
     return np.asarray(~flags.any(axis=1))
+
+
+def stable_bins(grid: Curves) -> tuple[Array, Array]:
+    """The bin of each row's edge of stability, shape (G,).
+
+    Cells that a search left untried are passed over: the bin's ends are cells that ran.
+
+    Returns:
+        low: highest lr up to which every cell is stable; 0 if not even the first.
+        high: lowest lr of an unstable cell; inf if there is none.
+    """
+    lr, fails = grid.lr, grid.unstable
+    so_far = np.logical_and.accumulate(grid.stable | grid.untried, axis=-1) & grid.stable
+    last = grid.state.shape[-1] - 1 - so_far[..., ::-1].argmax(axis=-1)
+    low = np.where(so_far.any(axis=-1), lr[last], 0.0)
+    high = np.where(fails.any(axis=-1), lr[fails.argmax(axis=-1)], np.inf)
+    return low, high
+
+
+def implied(grid: Curves) -> tuple[Flags, Flags]:
+    """Which cells are stable and which are not, where a search tells of those it left untried:
+    stable below the highest LR up to which all that ran are, unstable above the lowest that is
+    not. Between the two nothing is implied.
+
+    Returns:
+        stable, unstable: shape (G, L).
+    """
+    low, high = stable_bins(grid)
+    stable = grid.stable | (grid.untried & (grid.lr <= low[:, None]))
+    unstable = grid.unstable | (grid.untried & (grid.lr >= high[:, None]))
+    return stable, unstable

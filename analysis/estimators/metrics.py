@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, Array, cell_rows, counts, unique_cells
 from analysis.intervals import LEVEL, t_factor
+from analysis.tables import NO_EVIDENCE
 
 
 def perplexity(loss: ArrayLike) -> Array:
@@ -54,7 +55,7 @@ def by_lr(
     tables = []
     for metric in metrics:
         values = frame[metric].astype(float)
-        values = values.where(np.isfinite(values) & ~frame["state"].isin(["errored", "missing"]))
+        values = values.where(np.isfinite(values) & ~frame["state"].isin(NO_EVIDENCE))
         group = frame[LR_KEYS].assign(x=values).groupby(LR_KEYS, sort=True)["x"]
         table = count[LR_KEYS].copy()
         table["metric"] = metric

@@ -15,6 +15,7 @@ from analysis.estimators.grid import (
     Flags,
     curves,
     groups,
+    implied,
     none_of,
     with_counts,
 )
@@ -139,16 +140,17 @@ def necessity_by_seed(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
         both = pairs(cells, arm)
         needed, needless, domain = _need(both, margin)
         low, high = necessity_bins(both, margin)
+        stable, _ = implied(both.on)
         table = both.keys.copy()
         table.insert(1, "qk_norm", arm)
         table["low"], table["high"] = low, high
-        empty = none_of(domain & both.on.stable)
+        empty = none_of(domain & stable)
         table["censored"] = np.select(
             [empty, (low == 0) & np.isfinite(high), (low > 0) & np.isinf(high)],
             ["", "below", "above"],
             "",
         )
-        seen = np.logical_or.accumulate(needed & domain & both.on.stable, axis=1)
+        seen = np.logical_or.accumulate(needed & domain & stable, axis=1)
         table["monotone"] = none_of(seen & needless & domain)
         lost = (both.off.unknown | both.on.unknown).sum(axis=1)
         table["reason"] = [
@@ -166,18 +168,20 @@ def necessity_by_seed(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
 def necessity_bins(both: Pairs, margin: float) -> tuple[Array, Array]:
     """The bin (low, high] of each row's necessity threshold: 0 and inf where it is open."""
     needed, needless, domain = _need(both, margin)
-    low, high = _onset(both.lr, needed, needless, domain, both.on.stable)
-    nowhere = none_of(domain & both.on.stable)
+    stable, _ = implied(both.on)
+    low, high = _onset(both.lr, needed, needless, domain, stable)
+    nowhere = none_of(domain & stable)
     return np.where(nowhere, 0.0, low), np.where(nowhere, np.inf, high)
 
 
 def _need(both: Pairs, margin: float) -> tuple[Flags, Flags, Flags]:
     """Where QK-norm is needed, where it is known not to be, and up to where that counts."""
+    (_, off_unstable), (on_stable, on_unstable) = implied(both.off), implied(both.on)
     with np.errstate(invalid="ignore"):
-        needed = both.off.unstable | (both.on.stable & (both.gain > margin))
-    needless = ~(both.off.unknown | both.on.unknown) & ~needed
+        needed = off_unstable | (on_stable & (both.gain > margin))
+    ran = ~(both.off.unknown | both.on.unknown | both.off.untried | both.on.untried)
     # Where on has no evidence it may be stable, and the threshold lie there or above.
-    return needed, needless, np.logical_and.accumulate(~both.on.unstable, axis=1)
+    return needed, ran & ~needed, np.logical_and.accumulate(~on_unstable, axis=1)
 
 
 def _onset(
@@ -215,9 +219,10 @@ def necessity_threshold(cells: pd.DataFrame, margin: float, level: float = LEVEL
     for arm in arms(cells):
         both = pairs(cells, arm)
         gain = both.gain
+        (_, off_unstable), (on_stable, _) = implied(both.off), implied(both.on)
         for depth, at in groups(both.keys, "depth"):
-            domain = np.logical_and.accumulate(both.on.stable[at].all(axis=0))
-            always = (both.off.unstable[at] & both.on.stable[at]).all(axis=0)
+            domain = np.logical_and.accumulate(on_stable[at].all(axis=0))
+            always = (off_unstable[at] & on_stable[at]).all(axis=0)
             lower, _ = t_bounds(gain[at].T, level)
             with np.errstate(invalid="ignore"):
                 needed = (always | (lower > margin)) & domain

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from analysis.estimators.grid import ARM_KEYS, counts, curves, groups, none_of
+from analysis.estimators.grid import ARM_KEYS, Array, Curves, counts, curves, groups, none_of
 from analysis.estimators.sensitivity import lr_sensitivity
-from analysis.estimators.stability import log_interval, lowest_loss, max_stable_lr
+from analysis.estimators.stability import best_of, log_interval, lowest_loss, max_stable_lr
 from analysis.intervals import LEVEL, mean_interval
 from tune_study.config import Margins
 
@@ -20,10 +21,11 @@ def arm_summary(
     """What each (depth, qk_norm) came to over its seeds: the `arms` of summary.json.
 
     Strict-JSON safe: unknown or unbounded is None. `best_lr` has the lowest mean loss among
-    the LRs at which every seed is stable. `max_stable_lr.value` is the geometric mean over
-    seeds of the highest stable LR; `low` and `high` are the interval of the edge itself,
-    which lies up to one grid step higher. With one seed there is no interval over seeds, and
-    they are the grid's bin (`method` "grid").
+    the LRs at which every seed is stable; where a search left cells untried it is the geometric
+    mean of each seed's own best LR, and `best_loss` the mean of their losses.
+    `max_stable_lr.value` is the geometric mean over seeds of the highest stable LR; `low` and
+    `high` are the interval of the edge itself, which lies up to one grid step higher. With one
+    seed there is no interval over seeds, and they are the grid's bin (`method` "grid").
 
     Returns:
         list of dict: depth, qk_norm, counts, n_seeds, best_lr, best_lr_censored, best_loss,
@@ -40,6 +42,8 @@ def arm_summary(
         whole = grid.stable[at].all(axis=0) & np.isfinite(grid.loss[at]).all(axis=0)
         mean = np.where(whole, grid.loss[at].mean(axis=0), np.inf)
         best, loss, censored = lowest_loss(grid.lr, mean, none_of(grid.unknown[at].T))
+        if grid.untried[at].any():
+            best, loss, censored = _best_of_seeds(grid.rows(at))
         result.append(
             {
                 "depth": int(depth),
@@ -54,6 +58,13 @@ def arm_summary(
             }
         )
     return result
+
+
+def _best_of_seeds(grid: Curves) -> tuple[Array, Array, NDArray[Any]]:
+    """Over seeds that a search ran at different LRs: the geometric mean of their best ones."""
+    best, loss, censored = best_of(grid)
+    ends = sorted({end for end in censored if end})
+    return 10 ** np.log10(best).mean(), loss.mean(), np.asarray(ends[0] if ends else "")
 
 
 def _sensitivity_summary(rows: pd.DataFrame, level: float) -> dict[str, Any]:

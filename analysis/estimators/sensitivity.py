@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.estimators.grid import (
     DIVERGED,
+    UNTRIED,
     Array,
     Curves,
     curves,
@@ -38,14 +39,14 @@ def lr_sensitivity(
 
     Returns:
         DataFrame: depth, qk_norm, seed, value, lower, upper, lr_low, lr_high, n_lrs, counts,
-        reason. A grid with missing or errored cells, or one that is not log-spaced, has NaN
-        for a value, and a reason.
+        reason. A grid with missing, errored or untried cells, or one that is not log-spaced,
+        has NaN for a value, and a reason.
     """
     grid = curves(cells).within(lr_range)
     table = grid.keys.copy()
     table["value"], table["lower"], table["upper"] = sensitivities(grid)
     table["lr_low"], table["lr_high"], table["n_lrs"] = grid.lr[0], grid.lr[-1], len(grid.lr)
-    table["reason"] = lost_cells(grid)
+    table["reason"] = lost_cells(grid, UNTRIED)
     no_best = (table["reason"] == "").to_numpy() & ~grid.stable.any(axis=1)
     table.loc[no_best, "reason"] = "no stable cell in the range, so no best loss"
     no_init = (table["reason"] == "") & table["value"].isna()

@@ -15,6 +15,7 @@ from analysis.estimators.grid import (
     curves,
     lost_cells,
     none_of,
+    stable_bins,
     with_counts,
 )
 from analysis.intervals import Interval, bin_interval
@@ -25,7 +26,8 @@ def max_stable_lr(cells: pd.DataFrame) -> pd.DataFrame:
 
     The highest learning rate such that it and all lower ones are stable is lr_k; the edge
     itself lies between lr_k and the next grid point. Missing and errored cells could be
-    either: `low` takes them for unstable, `high` for stable, so that they widen the bin.
+    either: `low` takes them for unstable, `high` for stable, so that they widen the bin. Those
+    that a search left untried are passed over: all lower ones are all that ran.
 
     Returns:
         DataFrame: depth, qk_norm, seed, then
@@ -53,20 +55,6 @@ def max_stable_lr(cells: pd.DataFrame) -> pd.DataFrame:
     return with_counts(table, grid.state)
 
 
-def stable_bins(grid: Curves) -> tuple[Array, Array]:
-    """The bin of each row's edge of stability, shape (G,).
-
-    Returns:
-        low: highest lr up to which every cell is stable; 0 if not even the first.
-        high: lowest lr of an unstable cell; inf if there is none.
-    """
-    lr, fails = grid.lr, grid.unstable
-    prefix = np.logical_and.accumulate(grid.stable, axis=-1).sum(axis=-1)
-    low = np.where(prefix > 0, lr[np.maximum(prefix - 1, 0)], 0.0)
-    high = np.where(fails.any(axis=-1), lr[fails.argmax(axis=-1)], np.inf)
-    return low, high
-
-
 def best_lr(cells: pd.DataFrame) -> pd.DataFrame:
     """Learning rate of the lowest final loss of each (depth, qk_norm, seed), stable cells only.
 
@@ -84,7 +72,7 @@ def best_lr(cells: pd.DataFrame) -> pd.DataFrame:
 def best_of(grid: Curves) -> tuple[Array, Array, NDArray[Any]]:
     """LR, loss and censoring of the lowest final loss of a stable cell in each row."""
     loss = np.where(grid.stable & np.isfinite(grid.loss), grid.loss, np.inf)
-    return lowest_loss(grid.lr, loss, ~grid.unknown)
+    return lowest_loss(grid.lr, loss, ~(grid.unknown | grid.untried))
 
 
 def lowest_loss(lr: Array, loss: Array, known: Flags) -> tuple[Array, Array, NDArray[Any]]:
@@ -119,10 +107,10 @@ def usable_window(cells: pd.DataFrame, margin: float) -> pd.DataFrame:
     usable = loss <= best + margin
     usable[~np.isfinite(best[:, 0])] = False
     at = loss.argmin(axis=1)
-    log_lr = np.log10(grid.lr)
-    right, right_most, right_open = _reach(log_lr, usable, grid.unknown, at)
+    log_lr, unknown = np.log10(grid.lr), grid.unknown | grid.untried
+    right, right_most, right_open = _reach(log_lr, usable, unknown, at)
     left, left_most, left_open = _reach(
-        -log_lr[::-1], usable[:, ::-1], grid.unknown[:, ::-1], len(log_lr) - 1 - at
+        -log_lr[::-1], usable[:, ::-1], unknown[:, ::-1], len(log_lr) - 1 - at
     )
     table = grid.keys.copy()
     none = ~np.isfinite(best[:, 0])

@@ -7,6 +7,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.estimators.grid import AXIS_KEYS, LR_KEYS, Array, cell_rows, unique_cells
+from analysis.tables import NO_EVIDENCE
 
 
 def steps_to_threshold(cells: pd.DataFrame, history: pd.DataFrame, target: float) -> pd.DataFrame:
@@ -42,7 +43,7 @@ def steps_to_threshold(cells: pd.DataFrame, history: pd.DataFrame, target: float
     crossing[run[hits]] = np.where(np.isnan(y0) | (y0 <= y1), x1, between)
     crossing[start <= target] = 0.0
 
-    unknown = table["state"].isin(["errored", "missing"])
+    unknown = table["state"].isin(NO_EVIDENCE)
     limit = np.where(unknown, last, table.pop("steps"))
     table["reached"] = ~np.isnan(crossing)
     table.insert(len(AXIS_KEYS) + 1, "step", np.where(table["reached"], crossing, limit))

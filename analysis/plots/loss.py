@@ -36,6 +36,7 @@ from analysis.plots.theme import (
     state_shape,
     styled,
 )
+from analysis.tables import NO_EVIDENCE
 
 _ROW = 0.085  # height of a row above the curves, as a share of the curves' height
 
@@ -159,7 +160,7 @@ def _marks(cells: pd.DataFrame, top: float, arms: int) -> pd.DataFrame:
     init = cells["loss_init"].where(np.isfinite(cells["loss_init"]))
     lost = loss.isna() & cells["state"].isin(["diverged", "failed"])
     y = loss.mask(loss.gt(init), init).mask(lost, init.fillna(top))
-    absent = cells["state"].isin(["errored", "missing"]) | y.isna()
+    absent = cells["state"].isin(NO_EVIDENCE) | y.isna()
     # Cells without a loss stand one above the other, above the rows that count the stable.
     rank = cells[absent].groupby(["depth", "lr", "qk_norm"]).cumcount().reindex(cells.index)
     y = y.mask(absent, top * (1 + _ROW * (arms + 1 + rank)))

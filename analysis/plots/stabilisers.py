@@ -36,6 +36,7 @@ from analysis.plots.theme import (
     state_shape,
     styled,
 )
+from analysis.tables import NO_EVIDENCE
 
 _LETTER = 0.52  # mean width of a letter, in font sizes
 
@@ -113,7 +114,7 @@ def arm_curves(
 def _clamped(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells with `y`, their loss, at most that at initialisation; NaN where there is none."""
     finite = cells["loss"].where(np.isfinite(cells["loss"]), np.inf)
-    none = cells["state"].isin(["errored", "missing"])
+    none = cells["state"].isin(NO_EVIDENCE)
     y = finite.clip(upper=cells["loss_init"]).mask(none)
     return cells.assign(y=y.where(np.isfinite(y)))
 

@@ -25,6 +25,7 @@ from analysis.plots.theme import (
     sized,
     styled,
 )
+from analysis.tables import NO_EVIDENCE
 
 _NEVER, _LOST = "not reached", "no evidence"
 _SHAPES = {"reached": "circle", _NEVER: "triangle-up", _LOST: "square"}
@@ -47,7 +48,7 @@ def steps_to_loss(
     """
     arms, depths = arm_order(times["qk_norm"]), sorted(times["depth"].unique())
     lrs = sorted(times["lr"].unique())
-    lost = times["state"].isin(["errored", "missing"])
+    lost = times["state"].isin(NO_EVIDENCE)
     outcome = np.select([times["reached"], lost], ["reached", _LOST], _NEVER)
     counts = {name: int((outcome == name).sum()) for name in _SHAPES}
     names = {name: f"{name} ({count})" for name, count in counts.items() if count}

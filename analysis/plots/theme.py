@@ -41,6 +41,7 @@ STATE_SHAPES = {
     "diverged": "triangle-up",
     "errored": "diamond",
     "missing": "square",
+    "untried": "cross",
 }
 GREY = "#767676"  # 4.5:1 on white and on the dark page, so one grey serves both
 VEGALITE = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])

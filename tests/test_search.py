@@ -1,0 +1,285 @@
+"""The search: beliefs worked by hand, the same cells however it is cut, error rates, a study."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import numpy as np
+import pytest
+
+from analysis import load
+from analysis.report import write
+from analysis.summary import summarise
+from benchmarks import edge as replayed
+from benchmarks import edge_simulated as simulated
+from tests import fabricated
+from tune_study import sweep
+from tune_study.config import (
+    ConfigError,
+    Criterion,
+    DataConfig,
+    Search,
+    Study,
+    TrialConfig,
+    log_grid,
+)
+from tune_study.identity import identity
+from tune_study.search import best, edge
+from tune_study.search.cells import Lattice
+from tune_study.search.rounds import Course, End, Line, Rounds
+from tune_study.store import StudyFolder
+
+
+def test_belief_by_hand():
+    # Edges 0, 1, 2; place 0 is stable: right for edges 1 and 2, wrong for edge 0.
+    even = edge.prior(2)
+    assert edge.belief({0: True}, even, 0.1) == pytest.approx([0.1 / 1.9, 0.9 / 1.9, 0.9 / 1.9])
+    # Place 1 unstable as well: 0.1 x 0.9, 0.9 x 0.9, 0.9 x 0.1.
+    both = edge.belief({0: True, 1: False}, even, 0.1)
+    assert both == pytest.approx([0.09 / 0.99, 0.81 / 0.99, 0.09 / 0.99])
+    assert edge.within_one(both) == (1, pytest.approx(1))
+
+
+def test_prior_has_a_floor_and_a_peak_at_the_median_of_the_others():
+    before = edge.prior(24, [10, 11, 20], spread=2.0)
+    assert before.sum() == pytest.approx(1)
+    assert before.argmax() == 11
+    assert before[24] > edge.FLOOR / 25
+
+
+def test_first_place_is_the_middle_and_the_bracket_is_closed():
+    before = edge.prior(25)
+    assert edge.next_place({}, before, 0.05, 0.9) == 12
+    # Sure to within one, but 14 has not run: it is asked for.
+    sure = {12: True, 13: True, 15: False, 16: False}
+    assert edge.next_place(sure, before, 0.05, 0.5) == 14
+    assert edge.bracket({3: True, 5: False, 7: True}, 25) == (3, 5)
+    assert edge.bracket({}, 25) == (-1, 25)
+
+
+@pytest.mark.parametrize("truth", range(26))
+def test_every_edge_is_found_where_no_verdict_is_wrong(truth):
+    stable = simulated.one_line(lambda place: place < truth, 25)
+    assert edge.bracket(stable, 25) == (truth - 1, truth)
+    assert len(stable) <= 8
+
+
+def test_a_cell_without_a_result_is_passed_over():
+    before, stable = edge.prior(9), {3: True, 5: False}
+    assert edge.next_place(stable, before, 0.05, 0.1, tried={4}) is None
+    assert edge.next_place(stable, before, 0.05, 0.1) == 4
+
+
+def test_lowest_loss_by_shrinking_steps():
+    curve = [(place - 7) ** 2 for place in range(25)]
+    losses = {12: curve[12]}
+    asked = []
+
+    def following():
+        return best.next_place(losses, dict.fromkeys(losses, True), 25, (4, 2, 1))
+
+    while (place := following()) is not None:
+        asked.append(place)
+        losses[place] = curve[place]
+    # From 12 to 8, to 6; then 5 and 7 enclose 6, and 7 has its neighbours.
+    assert asked == [8, 4, 6, 5, 7]
+    # Nothing above an unstable cell is run for it.
+    assert best.next_place({4: 1.0}, {4: True, 6: False}, 25, (4,)) == 0
+
+
+def rounds(ends, **rules):
+    lines = list(dict.fromkeys(line for line, _ in ends))
+    return Rounds(lines, simulated.LRS, Search(**rules), Criterion())
+
+
+def test_the_order_of_ends_and_cuts_change_nothing():
+    _, ends = simulated.study(np.random.default_rng(1), 0.05)
+    straight = Course(rounds(ends), ends.get).asked
+    for seed in range(3):
+        rng, done = random.Random(seed), {}
+        while True:  # each time round is a start of the study, cut off somewhere
+            course = Course(rounds(ends), done.get)
+            if not course.due:
+                break
+            for _ in range(rng.randrange(1, 40)):
+                if course.due:
+                    cell = rng.choice(course.due)
+                    done[cell] = ends[cell]
+                    course.tell(cell, ends[cell])
+        assert course.asked == straight
+        assert set(done) == set(straight)
+
+
+def test_a_smaller_budget_is_the_beginning_of_a_larger_one():
+    _, ends = simulated.study(np.random.default_rng(2), 0.0)
+    whole = Course(rounds(ends), ends.get).asked
+    for cells in (1, 17, 60):
+        assert Course(rounds(ends), ends.get, cells).asked == whole[:cells]
+
+
+def test_cells_that_are_lost_hold_up_no_line():
+    _, ends = simulated.study(np.random.default_rng(3), 0.0)
+    middle = {cell for cell in ends if cell[1] == 12}
+    course = Course(rounds(ends), lambda cell: End(lost=True) if cell in middle else ends[cell])
+    assert not course.due
+    assert all(line.decided for line in course.edges())
+
+
+def test_error_rates_where_verdicts_are_wrong():
+    """Lines more than one learning rate off; docs/edge.md has the rates over many studies."""
+    for wrong, limit in ((0.0, 0.0), (0.02, 0.06), (0.05, 0.1)):
+        rng = np.random.default_rng(7)
+        missed, cells = [], []
+        for _ in range(8):
+            truth, ends = simulated.study(rng, wrong)
+            tried = simulated.by_line(simulated.search(ends).ends)
+            missed += [simulated.missed(tried[line], at, wrong) for line, at in truth.items()]
+            cells += [len(tried[line]) for line in truth]
+        assert np.mean(missed) <= limit
+        assert np.mean(cells) <= 6.25
+
+
+def test_a_line_that_has_learned_nothing_does_not_pass_for_slow():
+    lrs = simulated.LRS
+    ends = {(Line(1, "off", 0), 12): End(0.9, 4.9), (Line(1, "on", 0), 12): End(4.85, 4.9)}
+    of_two = Rounds(list(dict.fromkeys(at for at, _ in ends)), lrs, Search(), Criterion())
+    low, high = next((e.low, e.high) for e in of_two.edges(ends) if e.line.arm == "on")
+    assert (low, high) == (-1, 12)
+
+
+# --------------------------------------------------------------------------- a study
+
+STUDY = Study(
+    name="searched",
+    base=TrialConfig(device="cpu", steps=40, warmup_steps=4, report_every=40, data=DataConfig()),
+    axes={
+        "lr": log_grid(1e-3, 1, per_decade=8),
+        "depth": (1, 2),
+        "qk_norm": ("off", "rmsnorm"),
+        "seed": (0, 1),
+    },
+    search=Search(),
+)
+MANIFEST = {"checksum": "abc", "unigram_entropy": 4.88, "loss_floor": 0.5, "bytes_per_token": 2.0}
+
+
+def run_plainly(runs, study=STUDY, most=1000):
+    """Runs the study as sweeps do, on made-up cells: the folder, and the cells run, in order."""
+    folder = StudyFolder(runs, study.name)
+    folder.write(study, MANIFEST)
+    made = fabricated.results(study).cells.set_index("cell")
+    ran = []
+    while (plan := sweep.plan(study, folder, "abc")).todo:
+        for cell in plan.todo:
+            if len(ran) == most:
+                return folder, ran
+            trial = folder.experiments / "sweep-001" / cell.label
+            trial.mkdir(parents=True)
+            names = {"label": cell.label, "identity": identity(cell.config, "abc")}
+            (trial / "params.json").write_text(json.dumps({"cell": names}))
+            row = made.loc[cell.label]
+            loss = {"train/loss_ema": row.loss, "val/loss": row.loss, "val/loss_min": row.loss}
+            report = {
+                "step": 40,
+                "val/loss_init": row.loss_init,
+                "attn/entropy": 1.0,
+                "attn/max_logit": row.max_logit,
+                "data/unigram_entropy": 4.88,
+                "act/kurtosis": 3.0,
+                "grad/norm": 0.5,
+                "grad/clipped_steps": 0,
+                "train/losses": [row.loss],
+                "nonfinite_step": None,
+                "nonfinite": "",
+                "resumed_step": 0,
+                "params": 7,
+                "device": "cpu (test)",
+                "time/train_s": 1.0,
+            }
+            (trial / "result.json").write_text(json.dumps(report | loss) + "\n")
+            ran.append(cell.label)
+    return folder, ran
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    return run_plainly(tmp_path_factory.mktemp("runs"))
+
+
+def test_a_search_that_was_cut_off_runs_the_same_cells(searched, tmp_path):
+    _, straight = searched
+    folder, first = run_plainly(tmp_path, most=31)
+    shutil.rmtree(folder.experiments / "sweep-001" / first[-1])  # it had not reported when killed
+    _, rest = run_plainly(tmp_path)
+    assert sorted([*first[:-1], *rest]) == sorted(straight)
+    assert len(straight) < 0.4 * len(STUDY)
+
+
+def test_a_finished_search_has_a_table_and_a_report(searched, tmp_path):
+    folder, ran = searched
+    results = load(folder.path)
+    states = results.cells["state"].value_counts()
+    assert len(results.cells) == len(STUDY) == 200
+    assert states["untried"] == 200 - len(ran)
+    assert "missing" not in states
+    summary = summarise(results)
+    assert summary["complete"]
+    assert summary["search"]["cells"] == summary["cells"]["found"] == len(ran)
+    assert summary["search"]["decided"] == summary["search"]["lines"] == 8
+    for arm in summary["arms"]:
+        assert arm["lr_sensitivity"]["value"] is None
+        assert "untried of 25 cells" in arm["lr_sensitivity"]["reason"]
+        assert arm["max_stable_lr"]["value"]
+        assert arm["best_lr"]
+    drops = [p for v in summary["verdicts"] for p in v["parts"] if "sensitivity" in p["name"]]
+    assert drops
+    assert all(part["note"].startswith("a search left") for part in drops)
+    page = write(results, tmp_path).read_text()
+    assert f"A search asked for {len(ran)} of the 200 cells" in page
+
+
+def test_a_cut_search_says_what_is_missing(tmp_path):
+    folder, _ = run_plainly(tmp_path, most=30)
+    summary = summarise(load(folder.path))
+    assert not summary["complete"]
+    assert summary["cells"]["missing"] > 0
+
+
+def test_a_search_is_topped_up_to_the_grid_and_back(searched, tmp_path):
+    folder, ran = searched
+    grid = STUDY.replace(search=None)
+    folder.refuse_if_different(grid, "abc")
+    plan = sweep.plan(grid, folder, "abc")
+    assert plan.done == len(ran)
+    assert plan.done + len(plan.todo) == 200
+    # A grid's cells are the search's without running any.
+    shutil.copytree(folder.path, tmp_path / STUDY.name)
+    run_plainly(tmp_path, grid)
+    again = sweep.plan(STUDY, StudyFolder(tmp_path, STUDY.name), "abc")
+    assert again.todo == ()
+    assert again.asked == len(ran)
+
+
+def test_replaying_a_grid_agrees_with_it():
+    of = fabricated.study(lr=log_grid(1e-3, 1, per_decade=8))
+    cells = fabricated.results(of).cells
+    edges = replayed.compare(cells, Search(best_lr=False))
+    both = replayed.compare(cells, Search())
+    assert edges["edge"] >= 0.9
+    assert edges["cells"] <= 0.27
+    assert both["edge"] >= 0.9
+    assert both["best"] >= 0.9
+    assert both["cells"] <= 0.4
+    lost = cells.assign(state=cells["state"].mask(cells["seed"] == 1, "missing"))
+    assert set(replayed.whole_seeds(lost)["seed"]) == {0, 2}
+    with pytest.raises(ConfigError, match="no seed has a result in every cell"):
+        replayed.whole_seeds(cells.assign(state="missing"))
+
+
+def test_lattice_knows_every_cell_both_ways():
+    lattice = Lattice(STUDY)
+    assert len(lattice.configs) == len(lattice.places) == 200
+    place = lattice.places["d2-off-lr1.000e-01-s1"]
+    assert place == (Line(2, "off", 1), 16)
