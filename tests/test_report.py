@@ -161,6 +161,7 @@ def test_counts_add_up(awkward: Results) -> None:
         "diverged": 9,
         "errored": 1,
         "missing": 8,
+        "untried": 0,
     }
 
 
