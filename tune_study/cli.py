@@ -238,6 +238,25 @@ def sweep(
 
 
 @app.command()
+def doctor(
+    study: Annotated[str, typer.Argument(metavar="[STUDY]")] = "pilot",
+    set_: Set = None,
+    runs: Runs = DEFAULT_RUNS,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Examine this machine: what a sweep needs, and whether what it computes can be believed."""
+    from tune_study.doctor import examine
+
+    faults = 0
+    for finding in examine(_changed(study, {}, set_, None), runs, data):
+        print(f"{finding.kind + ':':<6} {finding.text}", flush=True)
+        faults += finding.kind == "fault"
+    print(f"{faults} faults." if faults != 1 else "1 fault.")
+    if faults:
+        raise typer.Exit(1)
+
+
+@app.command()
 def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
     """Print how far a study is, running or not, and what it shows so far."""
     from analysis.summary import summarise

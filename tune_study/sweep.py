@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tune_study import checkpoints, disk, signals
+from tune_study import checkpoints, disk, machine, signals
 from tune_study.concurrency import Policy, policy
 from tune_study.config import ConfigError, Study, TrialConfig
 from tune_study.data import Tokens
@@ -241,7 +242,8 @@ def run(
     """Runs the cells of a plan to their ends, or until interrupted.
 
     Raises:
-        ConfigError: if the disk has too little room.
+        ConfigError: if the disk has too little room, or the folder for temporary files none for
+            Ray's sockets.
 
     Args:
         plan: which cells.
@@ -264,6 +266,7 @@ def run(
 
     study, who = plan.study, who or policy(plan.study.base)
     at_once = who.at_once
+    machine.sockets()
     disk.check(disk.needs(plan, folder, tokens.vocab_size, at_once, CHECKPOINTS_KEPT))
     # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
     resources: dict[str, float] = {"cpu": who.cpus, "gpu": who.gpus, "trial_slot": 1}
@@ -274,6 +277,7 @@ def run(
     )
     budget = Budget(end, stopper.halt)
     guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
+    folder.experiments.mkdir(exist_ok=True)  # from here on it is missed if it goes
     experiment = folder.next_experiment()
     cells: dict[str, Any] = {
         "data": {"root": str(tokens.folder.parent), "checksum": tokens.manifest.checksum},
@@ -389,6 +393,9 @@ def _ray(who: Policy, outside: dict[int, Any]) -> Iterator[Path]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        # Else Ray writes one into the home folder, which may not be writable.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     group = os.getpgrp()
     with _reaper() as all_started:
         try:
