@@ -1,6 +1,6 @@
 """Measured coverage of every interval and error rates of every verdict.
 
-    python -m benchmarks.coverage [--studies N] [--quick] [--json FILE]
+    python -m benchmarks.coverage [--studies N] [--world NAME] [--quick] [--json FILE]
 
 Simulates whole studies with a known truth (analysis/simulate.py) on the pilot's grid, runs
 the estimators on them, and counts. Coverage: share of 95 % intervals that hold the truth.
@@ -51,6 +51,7 @@ WORLDS = {
     "wide edges": replace(
         PILOT, off=replace(PILOT.off, edge_sd=0.2), on=replace(PILOT.on, edge_sd=0.2)
     ),
+    "failures stopped early": replace(PILOT, stopped=0.5),
 }
 
 SAME = replace(PILOT, on=PILOT.off)
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2000, help="simulated studies a row")
     parser.add_argument("--quick", action="store_true", help="80 studies, 3 and 5 seeds")
     parser.add_argument("--seeds", type=int, nargs="+", help="seeds a study (2 3 5 10)")
+    parser.add_argument("--world", choices=WORLDS, help="intervals of this world only")
     parser.add_argument("--skip", choices=("intervals", "verdicts"), help="leave a half out")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
@@ -79,7 +81,8 @@ def main() -> None:
     start = time.perf_counter()
     result: dict[str, Any] = {"studies": studies, "level": intervals.LEVEL}
     if args.skip != "intervals":
-        result["intervals"] = _show(interval_rows(studies, seeds), "intervals")
+        worlds = [args.world] if args.world else list(WORLDS)
+        result["intervals"] = _show(interval_rows(studies, seeds, worlds), "intervals")
     if args.skip != "verdicts":
         result["verdicts"] = _show(
             verdict_rows(studies, [n for n in seeds if n in (3, 5)]), "verdicts"
@@ -117,9 +120,12 @@ def _cell(name: str, value: Any) -> str:
 # ------------------------------------------------------------------- intervals
 
 
-def interval_rows(studies: int, seeds: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def interval_rows(
+    studies: int, seeds: tuple[int, ...], worlds: list[str]
+) -> Iterator[dict[str, Any]]:
     """One row a (world, number of seeds, estimate, method)."""
-    for name, world in WORLDS.items():
+    for name in worlds:
+        world = WORLDS[name]
         truths = [_truth(world, place) for place in range(PLACES)]
         for n in seeds:
             batches = [_sample(world, n, studies // PLACES, place) for place in range(PLACES)]
@@ -178,7 +184,11 @@ def _shift(place: int) -> float:
 
 
 def _truth(world: World, place: int) -> dict[str, float]:
-    """True values with everything moved to a place between two grid points."""
+    """True values with everything moved to a place between two grid points.
+
+    Of runs that all go to their end: stopping early must not change what is estimated.
+    """
+    world = replace(world, stopped=0.0)
     one = draw(world, LRS, [1], MANY, 1, np.random.default_rng([1, place]), _shift(place))
     sensitivity = estimators.lr_sensitivity(one.cells()).groupby("qk_norm")["value"].mean()
     off, on = true_log_edges(world, [1])[0]
