@@ -65,6 +65,10 @@ class Components(Config):
     value_residual: bool = Field(False, description="true or false")
     tied_head: bool = Field(True, description="true or false")
 
+    intervention: str | None = Field(
+        None, description="the name of a file in interventions/, without its ending, or null"
+    )
+
     def normformer_has(self, part: str) -> bool:
         """Whether a part of NormFormer is on."""
         return self.normformer in ("all", part)
@@ -89,6 +93,7 @@ _NAMES = {
     "kv_heads": "kvheads{}",
     "value_residual": "valueresidual",
     "tied_head": "untied",
+    "intervention": "{}",
 }
 """How a component that is on is called in the name of an arm; others as `field=value`."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+import interventions
 from tune_study.components import NEUTRAL, Components, arm_name
 from tune_study.settings import Config, ConfigError, Scalar
 
@@ -184,6 +185,8 @@ class TrialConfig(Components):
 
     def _check_components(self) -> None:
         """Refuses components that do not fit the model, or would have no effect."""
+        if self.intervention is not None:
+            interventions.check(self.intervention)
         if self.heads % self.key_heads:
             raise ValueError(
                 f"kv_heads = {self.kv_heads}: does not divide heads = {self.heads}. "

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+import interventions
 from tune_study.config import ConfigError, TrialConfig
 
 TRAINER_VERSION = 1
@@ -19,8 +20,8 @@ def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
 
     A component at its neutral value is left out, so that cells trained before it existed keep
     their identity. The checksum of the tokens stands for the data settings, so that moving or
-    renaming a text changes nothing. Device, precision, threads and compile are in the config;
-    they change the last bits.
+    renaming a text changes nothing. An intervention counts with the text of its file. Device,
+    precision, threads and compile are in the config; they change the last bits.
 
     Raises:
         ConfigError: if device or threads are not settled: `auto` and 0 name none.
@@ -32,6 +33,8 @@ def determinants(config: TrialConfig, data_checksum: str) -> dict[str, Any]:
         )
     settings = config.telling()
     del settings["data"]
+    if config.intervention is not None:
+        settings["intervention_source"] = interventions.source(config.intervention)
     return {
         **settings,
         "data_checksum": data_checksum,

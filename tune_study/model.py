@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import interventions
 from tune_study.attention import Attention
 from tune_study.config import TrialConfig
 from tune_study.layers import MLPS, NORMS, SigmaLinear, softcap
@@ -73,6 +74,8 @@ class GPT(nn.Module):
         self.width_ratio = config.width_ratio
         self.softcap = config.final_softcap
         self.z_loss = config.z_loss
+        if config.intervention is not None:
+            interventions.apply(config.intervention, self, config)
         initialise(self, seed)
         self._stateful = [
             m
