@@ -1,7 +1,7 @@
 """LayerNorm on the embeddings before the first block (Dettmers et al. 2021, 2110.02861, sec. 2.3).
 
-There before the positions are added; here after token and position embeddings are added, as in BLOOM (Le Scao
-et al. 2022, 2211.05100, section 3.2.2). One gain of width C, initially 1. Draws no random number.
+There before the positions are added; here after, as in BLOOM (Le Scao et al. 2022, 2211.05100,
+section 3.2.2). One gain of width C, initially 1. Draws no random number.
 """
 
 from __future__ import annotations
