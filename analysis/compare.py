@@ -35,14 +35,11 @@ def compare(results: Sequence[Results], out: Path) -> Path:
     Raises:
         ConfigError: with fewer than two studies, or one of them twice.
     """
-    names = [each.study.name for each in results]
-    if len(set(names)) < 2 or len(set(names)) < len(names):
-        raise ConfigError(
-            f"studies = {', '.join(names)}: a comparison needs at least two. Name each study once."
-        )
+    _check(results)
+    summaries = [json_safe(summarise(each)) for each in results]
+    content = side_by_side(results, summaries)
     studies, specs = [], {}
-    for each in results:
-        summary = json_safe(summarise(each))
+    for each, summary in zip(results, summaries, strict=True):
         drawn = [f for f in figures(each, summary) if f.name in SIDE_BY_SIDE]
         placed = []
         for figure in drawn:
@@ -50,20 +47,40 @@ def compare(results: Sequence[Results], out: Path) -> Path:
             specs[name] = {layout.name: figure.spec(layout) for layout in (COLUMN, WIDE)}
             placed.append({"name": name, "caption": figure.caption})
         studies.append({"summary": summary, "answer": answer(summary), "figures": placed})
-    settings = [_settings(each) for each in results]
-    rows = _rows([study["summary"] for study in studies])
     html = page.render_comparison(
         specs,
-        names=names,
         studies=studies,
-        differences=differences(settings),
-        refused=refused(settings),
-        rows=rows,
-        colours=arm_colours({row["arm"] for row in rows}),
+        colours=arm_colours({row["arm"] for row in content["rows"]}),
+        **content,
     )
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / "index.html", html)
     return out / "index.html"
+
+
+def side_by_side(results: Sequence[Results], summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is compared, as text: the studies' names, the settings that differ, what that makes
+    incomparable, and a row for each depth and arm.
+
+    Raises:
+        ConfigError: with fewer than two studies, or one of them twice.
+    """
+    _check(results)
+    settings = [_settings(each) for each in results]
+    return {
+        "names": [each.study.name for each in results],
+        "differences": differences(settings),
+        "refused": refused(settings),
+        "rows": _rows(summaries),
+    }
+
+
+def _check(results: Sequence[Results]) -> None:
+    names = [each.study.name for each in results]
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"studies = {', '.join(names)}: a comparison needs at least two. Name each study once."
+        )
 
 
 def differences(settings: Sequence[dict[str, str]]) -> list[dict[str, Any]]:

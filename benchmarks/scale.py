@@ -86,6 +86,8 @@ def sweep(cells: int, reports: int, runs: str) -> None:
     """Sweeps the stub study and prints, as JSON, what that took."""
     import trainable
     from tune_study import sweep as engine
+    from tune_study.board import Board
+    from tune_study.concurrency import policy
     from tune_study.data import open_tokens, prepare
     from tune_study.progress import Progress
     from tune_study.store import StudyFolder
@@ -113,7 +115,7 @@ def sweep(cells: int, reports: int, runs: str) -> None:
     plan = engine.plan(study, folder, tokens.manifest.checksum)
     folder.write(study, tokens.manifest.model_dump(mode="json"))
     planned = time.perf_counter() - began
-    progress = Progress(len(study), 0, len(study) * config.steps)
+    progress = Progress(Board(study), policy(config).at_once)
     began = time.perf_counter()
     outcome = engine.run(plan, folder, tokens, progress)
     took = time.perf_counter() - began

@@ -172,6 +172,7 @@ import sys
 from pathlib import Path
 from tune_study import sweep
 from tune_study.data import open_tokens
+from tune_study.board import Board
 from tune_study.progress import Progress
 from tune_study.store import StudyFolder
 
@@ -182,7 +183,7 @@ tokens = open_tokens(study.base.data, data)
 folder = StudyFolder(new, "tiny")
 plan = sweep.plan(study, folder, tokens.manifest.checksum)
 folder.write(study, tokens.manifest.model_dump(mode="json"))
-sweep.run(plan, folder, tokens, Progress(4, 0, 80), reuse_actors=False)
+sweep.run(plan, folder, tokens, Progress(Board(study), 1), reuse_actors=False)
 """
 
 

@@ -1,4 +1,4 @@
-"""The command line: prepare, plan, sweep, status, report, calibrate, replay, doctor.
+"""The command line: prepare, plan, sweep, status, cells, show, compare, report, ...
 
 Exit codes: 0 done; 1 some cells errored, or the sweep could not go on; 2 a setting or file is
 wrong, one line says which; 3 the time given by --hours is over; 130 interrupted. After 1, 3 and
@@ -25,7 +25,10 @@ from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_name
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from analysis.load import Results
+    from tune_study.board import Board
     from tune_study.sweep import Plan
 
 app = typer.Typer(
@@ -39,8 +42,38 @@ app = typer.Typer(
     "file, 3 the time given by --hours is over, 130 interrupted.",
 )
 
+
+def _studies(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell's completion: what could be swept, and what was."""
+    names = {*search_spaces.names()}
+    names |= {file.parent.name for file in _runs(context).glob("*/study.json")}
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _cells(context: typer.Context, incomplete: str) -> list[str]:
+    """For the shell's completion: the cells of the study named before."""
+    try:
+        study = StudyFolder(_runs(context), context.params["study"]).study()
+    except ConfigError:
+        return []
+    return [cell.label for cell in study.cells() if cell.label.startswith(incomplete)]
+
+
+def _runs(context: typer.Context) -> Path:
+    return Path(context.params.get("runs") or os.environ.get("RUNS") or DEFAULT_RUNS)
+
+
 StudyName = Annotated[
-    str, typer.Argument(metavar="STUDY", help="A study of search_spaces/, such as pilot.")
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study of search_spaces/, such as pilot, or one made of it.",
+        autocompletion=_studies,
+    ),
+]
+CellName = Annotated[
+    str,
+    typer.Argument(metavar="CELL", help="Such as d2-off-lr1.000e-01-s0.", autocompletion=_cells),
 ]
 Runs = Annotated[
     Path, typer.Option(envvar="RUNS", help="Folder of all studies' results.", show_default=True)
@@ -72,6 +105,12 @@ MaxConcurrent = Annotated[
     int | None,
     typer.Option(help="Cells at a time, in place of what suits device and threads."),
 ]
+
+PROGRAM = os.environ.get("TUNE_STUDY_PROGRAM", "python -m tune_study")
+"""What was typed in front of the verb."""
+
+PIPE_WIDTH = 200
+"""Columns of what is written into a pipe or a file."""
 
 SHOW_CURSOR = b"\x1b[?25h"
 """The live progress line hides it."""
@@ -258,18 +297,79 @@ def doctor(
 
 @app.command()
 def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
-    """Print how far a study is, running or not, and what it shows so far."""
+    """Print how far a study is, running or not.
+
+    First what `sweep` shows while it runs: counts, time left, the cells at work, and a map with a
+    sign for each learning rate and depth of an arm, over the seeds that have ended. Then what the
+    study shows so far.
+    """
+    from analysis import terminal
     from analysis.summary import summarise
 
-    results = _load(runs, study)
+    results, console = _load(runs, study), _console()
+    console.print(terminal.status(results, console.width))
+    console.print()
     _print_summary(summarise(results))
     for cell in results.cells[results.cells["state"] == "errored"].itertuples():
         print(f"errored: {cell.cell}: {cell.reason}")
 
 
 @app.command()
+def cells(
+    study: StudyName,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORD]...", help="Words that a line must have, such as d2 off s0."),
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only stable, failed, diverged, errored or missing ones.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="A column of cells.parquet to sort by, such as loss.")
+    ] = None,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """List cells by words, state or column.
+
+    All the words must occur in a line: `cells pilot d2 off s0`. `show` prints one of them.
+    """
+    from analysis import terminal
+
+    _console().print(terminal.listing(_load(runs, study), words or (), state, by))
+
+
+@app.command()
+def show(study: StudyName, cell: CellName, runs: Runs = DEFAULT_RUNS) -> None:
+    """Print one cell and its training.
+
+    Its verdict, and loss, attention and gradients from the first report to the last.
+    """
+    from analysis import terminal
+
+    console = _console()
+    console.print(terminal.cell(_load(runs, study), cell, console.encoding.startswith("utf")))
+
+
+@app.command()
+def compare(
+    studies: Annotated[
+        list[str], typer.Argument(metavar="STUDY STUDY...", autocompletion=_studies)
+    ],
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Print studies side by side.
+
+    The settings that differ, and what each arm came to. `report` with several studies writes the
+    same as a page, with their figures.
+    """
+    from analysis import terminal
+
+    _console().print(terminal.comparison([_load(runs, name) for name in studies]))
+
+
+@app.command()
 def report(
-    studies: Annotated[list[str], typer.Argument(metavar="STUDY...")],
+    studies: Annotated[list[str], typer.Argument(metavar="STUDY...", autocompletion=_studies)],
     criterion: CriterionName = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -316,7 +416,7 @@ def calibrate(
 @app.command()
 def replay(
     study: StudyName,
-    cell: Annotated[str, typer.Argument(metavar="CELL", help="Such as d2-off-lr1.000e-01-s0.")],
+    cell: CellName,
     runs: Runs = DEFAULT_RUNS,
     data: Data = DEFAULT_DATA,
 ) -> None:
@@ -341,12 +441,23 @@ def _run(plan: Plan, folder: StudyFolder, tokens: Any, who: Policy, end: float |
     from tune_study.progress import Progress
 
     print("\n".join(_cost(plan, folder, tokens.vocab_size, who)), flush=True)
-    steps = sum(cell.config.steps - cell.last_step for cell in plan.todo)
-    progress = Progress(plan.asked, plan.done, steps)
+    progress = Progress(_board(folder, plan), who.at_once)
     try:
         return engine.run(plan, folder, tokens, progress, who=who, end=end)
     finally:
         progress.close()
+
+
+def _board(folder: StudyFolder, plan: Plan) -> Board:
+    """What earlier starts found; nothing has to be read where there were none."""
+    from tune_study.board import Board
+
+    if not plan.done:
+        return Board(plan.study, [*(cell.label for cell in plan.todo), *plan.given_up])
+    from analysis import load
+    from analysis.terminal import board
+
+    return board(load(folder.path, study=plan.study))
 
 
 def _cost(
@@ -375,6 +486,13 @@ def _end(hours: float | None) -> float | None:
     if not 0 < hours < float("inf"):
         raise ConfigError(f"--hours {hours:g}: is no time to run. Give a number above 0.")
     return time.monotonic() + 3600 * hours
+
+
+def _console() -> Console:
+    """Standard output; in a pipe as wide as what is written, so that no line is folded there."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def _load(runs: Path, name: str) -> Results:
@@ -469,14 +587,14 @@ def _command() -> str:
     """The command that was given, to be given again."""
     if command := os.environ.get("TUNE_STUDY_COMMAND"):
         return command  # the Makefile knows what was typed
-    return " ".join(["python -m tune_study", *sys.argv[1:]])
+    return " ".join([PROGRAM, *sys.argv[1:]])
 
 
 def main() -> None:
     """Runs the command line; a wrong setting is one line and exit code 2."""
     try:
         with signals.handling(_end_at_once):
-            app()
+            app(prog_name=PROGRAM.removeprefix("./"))
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

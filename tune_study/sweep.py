@@ -357,9 +357,8 @@ def _searcher(
         return end_of(stopper.history(cell.label), cell, plan.study.criterion)
 
     def say() -> None:
-        due = [may_run[lattice.configs[place].label] for place in course.due]
-        steps = sum(cell.config.steps - cell.last_step for cell in due)
-        progress.go_on(len(course.asked), steps, known(course, lattice.lrs))
+        due = [lattice.configs[place].label for place in course.due]
+        progress.go_on(due, known(course, lattice.lrs))
 
     return CellSearcher(course, config, end, say)
 
