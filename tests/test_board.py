@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -208,3 +210,32 @@ def _python(words: list[str], **environment: str) -> str:
         check=True,
     )
     return done.stdout
+
+
+def test_what_tune_calls_back_is_kept_and_shown() -> None:
+    """One cell diverges, one is cut off, one errors; a search then asks for two more."""
+    from tune_study.progress import Progress
+
+    labels = list(Board(study()).cells)
+    out = io.StringIO()
+    board = Board(study().replace(search=Search()), labels[:3])
+    progress = Progress(board, 2, Console(file=out, width=200, highlight=False))
+    about = {"checkpoints_skipped": ["its checkpoint is torn"], "resumed_step": 0}
+    for i, label in enumerate(labels[:3]):
+        cell = {"label": label, "last_step": 0}
+        trial: Any = SimpleNamespace(trial_id=label, config={"cell": cell})
+        progress.on_trial_start(0, [], trial)
+        progress.on_trial_result(0, [], trial, about | row(20, 5.0) | {"cell": label})
+        if i == 0:
+            progress._last[label]["verdict/state"] = "diverged"
+        (progress.on_trial_error if i == 2 else progress.on_trial_complete)(0, [], trial)
+    assert board.counts() == {"diverged": 1, "errored": 1, TO_GO: 1}
+    progress.go_on(labels[3:5], ["round 1: 3 cells run"])
+    assert board.total == 5
+    pickle.dumps(progress)
+    progress.close()
+    shown = out.getvalue()
+    assert f"{labels[0]}: its checkpoint is torn; went on from step 0" in shown
+    assert f"{labels[2]}: errored" in shown
+    assert "round 1: 3 cells run" in shown
+    assert "1/5 cells, 1 diverged, 1 errored; " in shown
