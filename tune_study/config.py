@@ -377,7 +377,7 @@ class Search(Config):
         0.05, gt=0, lt=0.5, description="the share of verdicts taken to be wrong, above 0"
     )
     confidence: float = Field(
-        0.9, gt=0, lt=1, description="the belief that an edge lies within one LR, 0 to 1"
+        0.8, gt=0, lt=1, description="the belief that an edge lies within one LR, 0 to 1"
     )
     batch: int = Field(12, ge=1, description="the most cells a round runs, 1 or more")
     cells: int | None = Field(

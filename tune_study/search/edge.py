@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-FLOOR = 0.25
+FLOOR = 0.15
 """Share of the belief that is even over all places, whatever other lines say."""
 
 

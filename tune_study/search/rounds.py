@@ -8,7 +8,7 @@ off, at any moment, goes on with the same cells as one that was not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,13 +18,17 @@ from tune_study.config import Criterion, Search
 from tune_study.divergence import LEARNED, Finish, failed, normalised_loss
 from tune_study.search import best, edge
 
-SPREAD_SEEDS, SPREAD_DEPTHS = 2.0, 3.0
+SPREAD_SEEDS, SPREAD_DEPTHS = 1.5, 3.0
 """How far apart, in learning rates, edges of one depth over seeds and of one seed over depths are
 taken to lie: where to look first, until the cells say otherwise."""
 
 COARSE: tuple[int, ...] = (4, 2, 1)
 FINE: tuple[int, ...] = (1,)
 """Steps in which the lowest loss is enclosed on the first line of an arm, and on later ones."""
+
+CLOSE = 0.1
+"""Share of the way from the lowest loss to the unigram entropy within which a group's own lowest
+loss is near enough to judge failure by."""
 
 
 @dataclass(frozen=True, order=True)
@@ -102,6 +106,11 @@ class Known:
                 groups.setdefault(line.group, []).append((line, place))
         for group, cells in groups.items():
             self._judge(group, cells)
+
+    @property
+    def entropy(self) -> float:
+        """Unigram entropy of the data; NaN before any cell has a result."""
+        return next((end.entropy for end in self.ends.values() if not end.lost), math.nan)
 
     def _judge(self, group: tuple[int, int], cells: list[Place]) -> None:
         """As `divergence.failed`; where nothing has learned, ends say nothing about the edge."""
@@ -213,23 +222,56 @@ class _State:
     def _want(self, line: Line) -> int | None:
         """The next place of a line, or None if it is done."""
         stable = self.known.stable.get(line, {})
-        losses = self.known.losses.get(line, {})
         tried = self.known.tried.get(line, set())
-        hint = self._hint(line)
-        first = self.rounds.teacher(line) is None
-        if self.rules.best_lr or first or line == self._reference(line.group):
-            if hint is not None and hint not in tried:
-                return hint
-            if line.group not in self.known.learned:
-                return next((place for place in _halves(self.size) if place not in tried), None)
-            steps = COARSE if hint is None else FINE
-            if not self.rules.best_lr:
-                steps = steps[:-1]  # near the lowest loss is enough to judge failure by
-            found = best.next_place(losses, stable, self.size, steps, tried)
-            if found is not None:
-                return found
+        if self.rules.best_lr or self.rounds.teacher(line) is None:
+            place = self._lowest(line, COARSE if self._hint(line) is None else FINE)
+            if place is not None:
+                return place
+        elif line == self._reference(line.group) and self._unlearned(line.group):
+            place = self._hint(line)
+            if place is None or place in tried:
+                place = self._anywhere(tried)
+            if place is not None:
+                return place
         before = self._prior(line)
-        return edge.next_place(stable, before, self.rules.error, self.rules.confidence, tried)
+        place = edge.next_place(stable, before, self.rules.error, self.rules.confidence, tried)
+        if place is None and line == self._reference(line.group) and self._far_from_best(line):
+            hint = self._hint(line)
+            return None if hint in tried else hint
+        return place
+
+    def _lowest(self, line: Line, steps: tuple[int, ...]) -> int | None:
+        """The next place on the way to the line's lowest loss, or None if it is found."""
+        tried, hint = self.known.tried.get(line, set()), self._hint(line)
+        if hint is not None and hint not in tried:
+            return hint
+        if line.group not in self.known.learned:
+            return self._anywhere(tried)
+        if not self.rules.best_lr:
+            steps = steps[:-1]  # near the lowest loss is enough to judge failure by
+        losses, stable = self.known.losses.get(line, {}), self.known.stable.get(line, {})
+        return best.next_place(losses, stable, self.size, steps, tried)
+
+    def _anywhere(self, tried: Collection[int]) -> int | None:
+        """The middle, the quarters, the eighths, ...: where nothing is known."""
+        return next((place for place in _halves(self.size) if place not in tried), None)
+
+    def _unlearned(self, group: tuple[int, int]) -> bool:
+        """Whether cells of a group have run, and none of them has learned."""
+        ran = any(line.group == group for line in self.known.tried)
+        return ran and group not in self.known.learned
+
+    def _far_from_best(self, line: Line) -> bool:
+        """Whether the group's lowest loss lies so far above those of other seeds that failure,
+        which is judged by it, may be judged otherwise with a better one."""
+        own, others = math.inf, math.inf
+        for at, losses in self.known.losses.items():
+            lowest = min(losses.values(), default=math.inf)
+            if at.group == line.group:
+                own = min(own, lowest)
+            elif at.depth == line.depth:
+                others = min(others, lowest)
+        return own - others > CLOSE * (self.known.entropy - others)
 
     def _like(self, line: Line) -> tuple[list[Line], float]:
         """Lines begun that may tell where this one's edge and lowest loss lie, and how far off."""
