@@ -72,6 +72,8 @@ def scope(summary: dict[str, Any]) -> list[str]:
 
 def _open(summary: dict[str, Any]) -> str:
     cells = summary["cells"]
+    if cells["untried"]:
+        return f"a search left {cells['untried']} cells of the grid untried"
     without = cells["missing"] + cells["errored"]
     return f"{without} of {cells['expected']} cells are without a result"
 
