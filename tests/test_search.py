@@ -169,7 +169,7 @@ def run_plainly(runs, study=STUDY, most=1000):
     """Runs the study as sweeps do, on made-up cells: the folder, and the cells run, in order."""
     folder = StudyFolder(runs, study.name)
     folder.write(study, MANIFEST)
-    made = fabricated.results(study).cells.set_index("cell")
+    made = fabricated.results(STUDY).cells.set_index("cell")
     ran = []
     while (plan := sweep.plan(study, folder, "abc")).todo:
         for cell in plan.todo:
@@ -260,6 +260,22 @@ def test_a_search_is_topped_up_to_the_grid_and_back(searched, tmp_path):
     again = sweep.plan(STUDY, StudyFolder(tmp_path, STUDY.name), "abc")
     assert again.todo == ()
     assert again.asked == len(ran)
+
+
+def test_rounds_go_on_over_cells_that_are_known_already(searched, tmp_path):
+    """As in a sweep that runs: one plan, all rounds, in a folder that holds half of the grid."""
+    folder, ran = searched
+    half = STUDY.replace(search=None, axes=dict(STUDY.axes) | {"lr": STUDY.axis("lr")[::2]})
+    run_plainly(tmp_path, half)
+    plan = sweep.plan(STUDY, StudyFolder(tmp_path, STUDY.name), "abc")
+    lattice, course = Lattice(STUDY), plan.search
+    to_run = {cell.label for cell in plan.may_run}
+    known = load(folder.path).cells.set_index("cell")
+    while course.due:
+        cell = known.loc[lattice.configs[course.due[0]].label]
+        assert cell.name in to_run
+        course.tell(course.due[0], End(cell.loss, cell.unigram_entropy, cell.state == "diverged"))
+    assert {lattice.configs[place].label for place in course.asked} == set(ran)
 
 
 def test_replaying_a_grid_agrees_with_it():

@@ -29,7 +29,7 @@ from tune_study.divergence import Row, Verdict
 from tune_study.identity import identity
 from tune_study.records import Record, ended, read
 from tune_study.search.cells import Lattice, end_of
-from tune_study.search.known import known
+from tune_study.search.known import lines
 from tune_study.search.rounds import Course, End, Place
 from tune_study.store import StudyFolder
 
@@ -168,8 +168,8 @@ def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool =
     search = None
     if study.search is not None:
         lattice = Lattice(study)
-        lost = dict.fromkeys(given_up, End(lost=True))
-        search = lattice.course(lambda config: (done | lost).get(config.label))
+        known = done | dict.fromkeys(given_up, End(lost=True))
+        search = lattice.course(lambda config: known.get(config.label))
         due = {lattice.configs[place].label for place in search.due}
         todo = [cell for cell in todo if cell.label in due]
         asked = {lattice.configs[place].label for place in search.asked}
@@ -358,7 +358,7 @@ def _searcher(
 
     def say() -> None:
         due = [lattice.configs[place].label for place in course.due]
-        progress.go_on(due, known(course, lattice.lrs))
+        progress.go_on(due, lines(course, lattice.lrs))
 
     return CellSearcher(course, config, end, say)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tune_study.search.rounds import Course, Edge
 
 
-def known(course: Course, lrs: Sequence[float]) -> list[str]:
+def lines(course: Course, lrs: Sequence[float]) -> list[str]:
     """One line on the rounds so far, and one on each arm: its edges, depth by depth."""
     edges = [edge for edge in course.edges() if edge.cells]
     decided = sum(edge.decided for edge in edges)
