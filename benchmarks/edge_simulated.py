@@ -121,7 +121,9 @@ def one_line(ask: Ask, budget: int) -> dict[int, bool]:
     """The search's rule for one line, without others to learn from."""
     rules, stable = Search(), {}
     while len(stable) < budget:
-        place = edge.next_place(stable, edge.prior(SIZE), rules.error, rules.confidence)
+        place = edge.next_place(
+            stable, edge.prior(SIZE), rules.error, rules.confidence, (), rules.beneath
+        )
         if place is None:
             break
         stable[place] = ask(place)

@@ -55,6 +55,10 @@ def test_first_place_is_the_middle_and_the_bracket_is_closed():
     # Sure to within one, but 14 has not run: it is asked for.
     sure = {12: True, 13: True, 15: False, 16: False}
     assert edge.next_place(sure, before, 0.05, 0.5) == 14
+    # With 14 stable the edge stands on three; asked to stand on four it needs 11, too.
+    stands = sure | {14: True}
+    assert edge.next_place(stands, before, 0.05, 0.5, beneath=3) is None
+    assert edge.next_place(stands, before, 0.05, 0.5, beneath=4) == 11
     assert edge.bracket({3: True, 5: False, 7: True}, 25) == (3, 5)
     assert edge.bracket({}, 25) == (-1, 25)
 

@@ -75,11 +75,12 @@ def next_place(
     error: float,
     confidence: float,
     tried: Collection[int] = (),
+    beneath: int = 1,
 ) -> int | None:
     """The place to run next, or None if the edge is known.
 
-    It is known when `confidence` of the belief lies within one step, and the two cells next to the
-    edge by the contiguous rule have run.
+    It is known when `confidence` of the belief lies within one step, and the cells next to the
+    edge by the contiguous rule have run: the unstable one, and `beneath` stable ones.
 
     Args:
         stable: verdict by place.
@@ -87,6 +88,7 @@ def next_place(
         error: share of verdicts that are wrong.
         confidence: belief within one step that suffices.
         tried: places not to be asked for, though they have no verdict.
+        beneath: stable cells in a row that the edge must stand on.
     """
     size = len(before) - 1
     free = [place for place in range(size) if place not in stable and place not in tried]
@@ -97,4 +99,7 @@ def next_place(
         return min(free, key=lambda place: (abs(above[place] - 0.5).round(12), place))
     low, high = bracket(stable, size)
     inside = [place for place in free if low < place < high]
-    return min(inside, key=lambda place: (abs(2 * place - low - high), place), default=None)
+    if inside:
+        return min(inside, key=lambda place: (abs(2 * place - low - high), place))
+    # An unstable cell just below would be the edge by the contiguous rule.
+    return next((place for place in range(low - 1, low - beneath, -1) if place in free), None)

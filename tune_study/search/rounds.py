@@ -86,7 +86,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Known:
-    """The ends of cells, judged: verdicts and losses by line and place."""
+    """The ends of cells, judged.
+
+    Attributes:
+        stable, losses: verdicts, and losses of stable cells, by line and place.
+        tried: places of each line that were run.
+        learned: groups of which a cell has learned from context.
+        excused: lines with a cell that is no better than a failed one, but lies below the line's
+            best so far, and so counts as slow.
+    """
 
     ends: Mapping[Place, End]
     lrs: Sequence[float]
@@ -95,6 +103,7 @@ class Known:
     losses: dict[Line, dict[int, float]] = field(default_factory=dict)
     tried: dict[Line, set[int]] = field(default_factory=dict)
     learned: set[tuple[int, int]] = field(default_factory=set)
+    excused: set[Line] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         groups: dict[tuple[int, int], list[Place]] = {}
@@ -127,10 +136,12 @@ class Known:
         at = [normalised_loss(loss, min(losses), entropy) for loss in losses]
         margin = self.criterion.failed_margin
         learned = {line for (line, _), share in zip(cells, at, strict=True) if share <= margin}
-        for (line, place), loss, verdict in zip(cells, losses, verdicts, strict=True):
+        for (line, place), loss, share, verdict in zip(cells, losses, at, verdicts, strict=True):
             # A line none of whose cells has learned lies above its edge, as far as is known: its
             # cells must not pass for slow ones below their own best.
             stable = verdict.state == "stable" and line in learned
+            if stable and share > margin:
+                self.excused.add(line)
             self.stable.setdefault(line, {})[place] = stable
             if stable:
                 self.losses.setdefault(line, {})[place] = loss
@@ -234,8 +245,14 @@ class _State:
             if place is not None:
                 return place
         before = self._prior(line)
-        place = edge.next_place(stable, before, self.rules.error, self.rules.confidence, tried)
-        if place is None and line == self._reference(line.group) and self._far_from_best(line):
+        rules = self.rules
+        place = edge.next_place(stable, before, rules.error, rules.confidence, tried, rules.beneath)
+        # A cell that learned nothing passes for slow below the line's best cell so far; and failure
+        # is judged by the lowest loss of the group.
+        doubtful = line in self.known.excused or (
+            line == self._reference(line.group) and self._far_from_best(line)
+        )
+        if place is None and doubtful:
             hint = self._hint(line)
             return None if hint in tried else hint
         return place
@@ -262,14 +279,14 @@ class _State:
         return ran and group not in self.known.learned
 
     def _far_from_best(self, line: Line) -> bool:
-        """Whether the group's lowest loss lies so far above those of other seeds that failure,
+        """Whether the group's lowest loss lies so far above those of other groups that failure,
         which is judged by it, may be judged otherwise with a better one."""
         own, others = math.inf, math.inf
         for at, losses in self.known.losses.items():
             lowest = min(losses.values(), default=math.inf)
             if at.group == line.group:
                 own = min(own, lowest)
-            elif at.depth == line.depth:
+            else:
                 others = min(others, lowest)
         return own - others > CLOSE * (self.known.entropy - others)
 
