@@ -26,7 +26,7 @@ COARSE: tuple[int, ...] = (4, 2, 1)
 FINE: tuple[int, ...] = (1,)
 """Steps in which the lowest loss is enclosed on the first line of an arm, and on later ones."""
 
-CLOSE = 0.1
+CLOSE = 0.05
 """Share of the way from the lowest loss to the unigram entropy within which a group's own lowest
 loss is near enough to judge failure by."""
 
