@@ -380,7 +380,7 @@ class Search(Config):
         0.8, gt=0, lt=1, description="the belief that an edge lies within one LR, 0 to 1"
     )
     beneath: int = Field(
-        2, ge=1, description="the stable cells in a row that an edge must stand on, 1 or more"
+        3, ge=1, description="the stable cells in a row that an edge must stand on, 1 or more"
     )
     batch: int = Field(12, ge=1, description="the most cells a round runs, 1 or more")
     cells: int | None = Field(
