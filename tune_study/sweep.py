@@ -263,6 +263,7 @@ def run(
     from tune_study.callbacks import Checkpoints, RowLogger
     from tune_study.guard import Guard, StoppedError
     from tune_study.stopper import DivergenceStopper
+    from tune_study.turns import InTurn
 
     study, who = plan.study, who or policy(plan.study.base)
     at_once = who.at_once
@@ -277,18 +278,16 @@ def run(
     )
     budget = Budget(end, stopper.halt)
     guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
-    folder.experiments.mkdir(exist_ok=True)  # from here on it is missed if it goes
     experiment = folder.next_experiment()
     cells: dict[str, Any] = {
         "data": {"root": str(tokens.folder.parent), "checksum": tokens.manifest.checksum},
         "checkpoint_every_s": study.checkpoint_every_s,
     }
-    how: dict[str, Any] = {}
+    search: Any
     if plan.search is None:
-        todo = [_trial_config(cell, experiment) for cell in plan.todo]
-        cells["cell"] = tune.grid_search(todo)
+        search = InTurn([_trial_config(cell, experiment) for cell in plan.todo])
     else:
-        how = {"search_alg": _searcher(plan, experiment, stopper, progress), "num_samples": -1}
+        search = _searcher(plan, experiment, stopper, progress)
     stopped = ""
     try:
         with (
@@ -300,7 +299,8 @@ def run(
                 tune.with_resources(GPTTrainable, resources),
                 param_space=cells,
                 tune_config=tune.TuneConfig(
-                    **how,
+                    search_alg=search,
+                    num_samples=-1,
                     max_concurrent_trials=at_once,
                     reuse_actors=reuse_actors,
                     trial_name_creator=_trial_name,
