@@ -19,6 +19,7 @@ from analysis.plots import theme
 from analysis.summary import summarise
 from analysis.tables import STATES
 from tests import fabricated
+from tune_study.config import log_grid
 
 
 def drawn(results: Any) -> dict[str, Figure]:
@@ -143,6 +144,13 @@ def test_a_lost_seed_is_written_beside_the_line() -> None:
         if row["qk_norm"] == "off" and row["lr"] == pytest.approx(0.01)
     )
     assert row["stable"] == "2/3"
+
+
+def test_on_a_fine_grid_there_is_room_for_the_number_alone() -> None:
+    results = fabricated.results(fabricated.study(depth=(1, 2, 4), lr=log_grid(1e-3, 1, 8)))
+    spec = drawn(results)["lr_loss"].spec(plots.COLUMN)
+    assert "k: only k of the 3 seeds are stable there" in str(spec["title"])
+    assert {row["stable"] for row in spec["datasets"]["curve"]} <= {"", "0", "1", "2"}
 
 
 @pytest.mark.parametrize("layout", [plots.COLUMN, plots.WIDE], ids=lambda layout: layout.name)

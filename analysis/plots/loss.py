@@ -38,6 +38,7 @@ from analysis.plots.theme import (
 )
 from analysis.tables import NO_EVIDENCE
 
+_READABLE = 0.6  # the smallest font of a count, as a share of the figure's
 _ROW = 0.085  # height of a row above the curves, as a share of the curves' height
 
 
@@ -86,8 +87,14 @@ def lr_loss(
     line = 0.6 * layout.font / layout.panel_height * highest
     rules["y"] = rules["value"] + np.where(below, -line, line)
     counted = _counted(curve, arms, top)
-    longest = max(3, counted["stable"].str.len().max())
     width = layout.panel_width(len(depths))
+    # A character is half a font size wide, and there may be a "2/3" at each learning rate.
+    longest = max(3, counted["stable"].str.len().max())
+    count_font = min(layout.font * 0.75, width / (len(lrs) * longest * 0.5))
+    crowded = count_font < layout.font * _READABLE
+    if crowded:  # n is the same for all, and stands in the subtitle
+        counted["stable"] = counted["stable"].str.partition("/")[0]
+        count_font = min(layout.font * 0.75, width / (len(lrs) * 1.2))
     panel = _Panel(
         band=bool(curve[["low", "high"]].notna().any(axis=None)),
         domain=(bottom, highest + top * _ROW * 0.7),
@@ -96,8 +103,7 @@ def lr_loss(
         shape=state_shape(labels),
         layout=layout,
         width=width,
-        # A character is half a font size wide, and there is a "2/3" at each learning rate.
-        count_font=min(layout.font * 0.75, width / (len(lrs) * longest * 0.5)),
+        count_font=count_font,
     )
     charts = [
         panel.draw(
@@ -117,17 +123,18 @@ def lr_loss(
     }
     title = "Final loss against learning rate"
     chart = choosable(chart)
-    notes = [*_notes(cells), *_at_the_edge(arms_summary), *lost]
+    notes = [*_notes(cells, crowded), *_at_the_edge(arms_summary), *lost]
     return styled(chart, layout, tables, title, notes)
 
 
-def _notes(cells: pd.DataFrame) -> list[str]:
+def _notes(cells: pd.DataFrame, crowded: bool) -> list[str]:
     """The subtitle: n, and whatever the picture alone would not say."""
     counts = cells["state"].value_counts()
     seeds = cells["seed"].nunique()
     notes = [
         f"{len(cells)} cells, {seeds} seed{'s'[: seeds != 1]}; one mark a cell, line: median",
-        "k/n: only k of the n seeds are stable there",
+        f"{'k' if crowded else 'k/n'}: only k of the {seeds if crowded else 'n'} seeds are stable "
+        "there",
     ]
     for state, words in (("errored", "errored"), ("missing", "missing or unfinished")):
         if state in counts.index:
