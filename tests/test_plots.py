@@ -153,7 +153,7 @@ def test_on_a_fine_grid_there_is_room_for_the_number_alone() -> None:
     assert {row["stable"] for row in spec["datasets"]["curve"]} <= {"", "0", "1", "2"}
 
 
-@pytest.mark.parametrize("layout", [plots.WIDE, plots.WIDE], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [plots.COLUMN, plots.WIDE], ids=lambda layout: layout.name)
 def test_every_figure_draws_within_its_width(
     awkward_figures: dict[str, Figure], layout: plots.Layout
 ) -> None:
