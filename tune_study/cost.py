@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 TIMED_S, TIMED_STEPS = 0.1, 20
 """A shape's steps are timed for about so long, or so many."""
 
-CALIBRATION_S, CALIBRATION_SHARE = 0.5, 0.005
-"""Once calibration has taken so long, and this share of what the study takes, the shapes that are
-left are not measured: their time follows from the others' by their FLOPs."""
+CALIBRATION_S, CALIBRATION_SHARE, CALIBRATION_MOST_S = 0.5, 0.005, 60.0
+"""Once calibration has taken so long, and this share of what the study takes or a minute, the
+shapes that are left are not measured: their time follows from the others' by their FLOPs."""
 
 START_S = 8.0
 """From the first line to the first cell's first step: Ray, and workers that import PyTorch."""
@@ -175,7 +175,8 @@ def calibrate(shapes: Sequence[Shape], vocab_size: int, policy: Policy) -> dict[
         spent = time.perf_counter() - began
         if measured:
             expected = seconds(measured, speeds, policy)
-            if spent > max(CALIBRATION_S, CALIBRATION_SHARE * expected):
+            enough = min(CALIBRATION_SHARE * expected, CALIBRATION_MOST_S)
+            if spent > max(CALIBRATION_S, enough):
                 nearest = min(measured, key=lambda other: abs(other.flops - shape.flops))
                 ratio = shape.flops / nearest.flops
                 speeds[shape.config] = speeds[nearest.config].times(ratio)

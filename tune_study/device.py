@@ -58,9 +58,14 @@ def check_precision(device: str, precision: str) -> None:
 
 
 def describe(device: str) -> str:
-    """The device's name for the records, such as `cuda (NVIDIA H200)` or `cpu (x86_64)`."""
+    """The device's name for the records, such as `cuda (NVIDIA H200)` or `cpu (x86_64, AVX512)`.
+
+    Of a CPU also the instructions that PyTorch uses: with others the last bits differ.
+    """
     if device == "cuda":
         return f"cuda ({torch.cuda.get_device_name()})"
+    if device == "cpu":
+        return f"cpu ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
     return f"{device} ({platform.machine()})"
 
 
