@@ -91,7 +91,7 @@ def test_several_processes_give_the_same_in_the_same_order(
     alone = list(histories.read(asked, RULES, large=False))
     assert len(alone) == 1
     monkeypatch.setattr(histories, "BATCH_BYTES", 1)
-    monkeypatch.setattr(histories, "_cores", lambda: 2)
+    monkeypatch.setattr(histories, "cores", lambda: 2)
     apart = list(histories.read(asked, RULES, large=True))
     assert len(apart) > 2
     # As text, since a NaN differs from itself.
@@ -111,7 +111,7 @@ def test_a_process_that_ends_is_an_error_and_no_missing_cells(
 ) -> None:
     asked = awkward(tmp_path)
     monkeypatch.setattr(histories, "BATCH_BYTES", 1)
-    monkeypatch.setattr(histories, "_cores", lambda: 2)
+    monkeypatch.setattr(histories, "cores", lambda: 2)
     monkeypatch.setattr(histories.sys, "executable", "/bin/true")
     with pytest.raises(RuntimeError, match="a process that reads results ended"):
         list(histories.read(asked, RULES, large=True))

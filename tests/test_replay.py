@@ -107,7 +107,7 @@ def test_of_a_cell_that_diverged_on_an_accelerator_one_checkpoint_stays(
         folder.mkdir(parents=True)
     cell = {"label": "c", "steps": 12, "device": device}
     plan = SimpleNamespace(
-        keep=frozenset(), todo=[SimpleNamespace(label="c", checkpoints=(earlier,), others=())]
+        keep=frozenset(), may_run=[SimpleNamespace(label="c", checkpoints=(earlier,), others=())]
     )
     trial = SimpleNamespace(trial_id="t", config={"cell": cell}, path=str(tmp_path / "own"))
     callback = Checkpoints(StudyFolder(tmp_path, "left"), plan, 2)
