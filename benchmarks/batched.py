@@ -11,10 +11,8 @@ disturbs less.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import search_spaces
-from benchmarks.paired import alternate, ratio, show
+from benchmarks.paired import alternate, options_of, ratio, show
 from benchmarks.trainer import RandomTokens
 from tune_study.config import TrialConfig
 from tune_study.model import GPT
@@ -77,12 +75,9 @@ class Together:
 
 def main() -> None:
     """Prints all figures, and writes them as JSON if asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options_of(__doc__, quick="one depth, two cells, one round")
     parser.add_argument("--cells", default="4,16", help="how many together, comma between")
     parser.add_argument("--compile", action="store_true", help="compile the gradients")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one depth, two cells, one round")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     pilot = search_spaces.get("pilot")

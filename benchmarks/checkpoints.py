@@ -9,21 +9,16 @@ study's own interval a sweep writes far fewer, and their share is reckoned from 
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import search_spaces
-from benchmarks.paired import alternate, show
+from benchmarks.paired import alternate, options_of, show
+from benchmarks.sweep import timed_sweep
 from tune_study.records import read, report_steps
 from tune_study.store import StudyFolder
-
-ROOT = Path(__file__).resolve().parents[1]
 
 NEVER_S = 1e9
 
@@ -33,10 +28,7 @@ CELLS = {"pilot": ["--lr", "1e-3,3.16e-3,1e-2", "--seed", "0,1"], "smoke": ["--s
 
 def main() -> None:
     """Prints all figures, and writes them as JSON if asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tiny study, one round")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = options_of(__doc__, quick="a tiny study, one round")
     options = parser.parse_args()
     name, repeats = ("smoke", 1) if options.quick else ("pilot", options.repeats)
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,12 +74,7 @@ def _sweep(name: str, scratch: Path, every_s: float) -> float:
     folder = StudyFolder(scratch / "runs", "bench")
     if folder.exists():
         folder.path.rename(scratch / f"done-{time.monotonic_ns()}")
-    command = [sys.executable, "-m", "tune_study", "sweep", name, "--name", "bench"]
-    command += [*CELLS[name], "--checkpoint-every", str(every_s), "--no-report"]
-    environment = os.environ | {"RUNS": str(scratch / "runs"), "DATA": str(scratch / "data")}
-    started = time.perf_counter()
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
+    return timed_sweep(name, scratch, *CELLS[name], "--checkpoint-every", str(every_s))
 
 
 def _longest(folder: StudyFolder) -> float:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+
+def options_of(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """A parser of what all of them take: rounds, a quick mode, a file for the figures.
+
+    Args:
+        doc: the benchmark's docstring; its first line is the description.
+        quick: what its quick mode is.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    return parser
 
 
 def alternate(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:

@@ -15,7 +15,6 @@ scaled to all of them; of plain Tune `fit` is timed, without the start of Ray.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import search_spaces
-from benchmarks.paired import show
+from benchmarks.paired import options_of, show
 from tune_study import device
 from tune_study.config import Study, TrialConfig
 from tune_study.data import open_tokens, prepare
@@ -42,12 +41,9 @@ CORES = os.cpu_count() or 1
 
 def main() -> None:
     """Prints all figures, and writes them as JSON if asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options_of(__doc__, quick="a tiny study, one round")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.1, help="of the cells, for the others")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tiny study, one round")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
     study = search_spaces.get("smoke" if options.quick else "pilot")
     if not options.quick:
@@ -83,12 +79,22 @@ def measure(study: Study, scratch: Path, share: float, repeats: int) -> dict[str
 
 def sweep(study: Study, scratch: Path) -> float:
     """Seconds of the sweep as a person starts it."""
-    axes = dict(study.axes)
-    command = [sys.executable, "-m", "tune_study", "sweep", study.name, "--name", "bench"]
-    command += ["--seed", ",".join(map(str, axes["seed"])), "--no-report"]
+    seeds = ",".join(map(str, dict(study.axes)["seed"]))
+    return timed_sweep(study.name, scratch, "--seed", seeds)
+
+
+def timed_sweep(name: str, scratch: Path, *words: str) -> float:
+    """Seconds from the start of `sweep NAME WORDS`, under the name `bench`, to its end."""
+    command = [sys.executable, "-m", "tune_study", "sweep", name, "--name", "bench", *words]
     environment = os.environ | {"RUNS": str(scratch / "runs"), "DATA": str(scratch / "data")}
     started = time.perf_counter()
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "--no-report"],
+        check=True,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
     return time.perf_counter() - started
 
 

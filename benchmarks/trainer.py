@@ -10,19 +10,17 @@ the rounds. MFU is model FLOPs over the largest rate that a matrix product of th
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.paired import alternate, ratio, show
+from benchmarks.paired import alternate, options_of, ratio, show
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import diverged
 from tune_study.model import GPT
@@ -58,10 +56,7 @@ class RandomTokens:
 
 def main() -> None:
     """Prints all figures, and writes them as JSON if asked."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small models, one round")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser = options_of(__doc__, quick="small models, one round")
     options = parser.parse_args()
     repeats = 1 if options.quick else options.repeats
     figures: dict[str, float] = {}

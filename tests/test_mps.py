@@ -18,19 +18,10 @@ from tune_study.model import GPT
 from tune_study.trainer import Trainer
 
 CHANGES = [
-    {},
-    {"qk_norm": "rmsnorm"},
-    {"qk_norm": "layernorm"},
-    {"qk_norm": "l2"},
+    *map(dict, search_spaces.get("stabilisers").arms or ()),
     {"qk_norm": "rmsnorm", "qk_gain": "frozen"},
     {"qk_norm": "l2", "qk_gain": "absent"},
     {"qk_norm": "rmsnorm", "qk_over": "width"},
-    {"attn_softcap": 50.0},
-    {"final_softcap": 30.0},
-    {"z_loss": 1e-4},
-    {"sigma_reparam": True},
-    {"normformer": "all"},
-    {"qk_clip": 100.0},
     {"parametrisation": "mup"},
     {"positions": "rotary"},
     {"block_norm": "rmsnorm"},

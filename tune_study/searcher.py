@@ -8,9 +8,10 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from tune_study.search.rounds import Course, End, Place
+from tune_study.turns import Stateless
 
 
-class CellSearcher(Searcher):
+class CellSearcher(Stateless):
     """Hands Tune the cells of one round, and those of the next when all of them have ended.
 
     Nothing of it is saved: what has ended stands in the study's folder, from which every start
@@ -56,13 +57,3 @@ class CellSearcher(Searcher):
         if len(self.course.batches) > rounds or not self.course.due:
             self._waiting = list(self.course.due)
             self._round_ended()
-
-    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
-        """Accepts the settings that all cells share; they are merged into each config."""
-        return True
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing to save."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""

@@ -8,7 +8,21 @@ from typing import Any
 from ray.tune.search import Searcher
 
 
-class InTurn(Searcher):
+class Stateless(Searcher):
+    """A searcher of which nothing is saved: what is left follows from the study's folder."""
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
+        """Accepts the settings that all cells share; they are merged into each config."""
+        return True
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing to restore."""
+
+
+class InTurn(Stateless):
     """Hands Tune one config after the other.
 
     In place of a grid, of which Tune copies all values for each that it takes: measured, 40 s for
@@ -27,15 +41,5 @@ class InTurn(Searcher):
         cell = next(self._left, None)
         return Searcher.FINISHED if cell is None else {"cell": cell}
 
-    def set_search_properties(self, metric: Any, mode: Any, config: Any, **spec: Any) -> bool:
-        """Accepts the settings that all cells share; they are merged into each config."""
-        return True
-
     def on_trial_complete(self, *args: Any, **info: Any) -> None:
         """Nothing is learned."""
-
-    def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: what is left follows from the study's folder."""
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Nothing to restore."""
