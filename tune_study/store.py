@@ -25,6 +25,12 @@ from filelock import FileLock, Timeout
 from tune_study.config import ConfigError, Study
 from tune_study.files import write_whole
 
+CPUINFO = Path("/proc/cpuinfo")
+"""Where Linux tells of the processor."""
+
+NUMBERS = (("family", "cpu family"), ("model", "model"), ("stepping", "stepping"))
+"""What tells models of processor apart, and what CPUINFO calls it."""
+
 EXPERIMENT = re.compile(r"sweep-(\d+)")
 """What Tune's experiments in a study are called."""
 
@@ -189,7 +195,29 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{package: version(package) for package in packages},
         "platform": f"{sys.platform} {platform.machine()}",
+        "processor": processor(),
     }
+
+
+def processor() -> str:
+    """The processor's model; `unknown` where the system does not tell.
+
+    Models with the same instructions may still add in another order, which changes last bits.
+    """
+    try:
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            return done.stdout.strip() or "unknown"
+        told = re.findall(r"^(.+?)\s*: *(.+)$", CPUINFO.read_text(encoding="utf-8"), re.M)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    of_first = dict(reversed(told))  # that of the first core is the last to be put in
+    if "model name" not in of_first:
+        return "unknown"
+    # A virtual machine's name may say no more than the maker's.
+    numbers = [f"{key} {of_first[name]}" for key, name in NUMBERS if name in of_first]
+    return f"{of_first['model name']} ({', '.join(numbers)})"
 
 
 def _commit() -> str:
