@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 
 def options_of(doc: str | None, quick: str) -> argparse.ArgumentParser:
@@ -36,6 +40,44 @@ def alternate(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             figures[name].append(ways[name]())
     return figures
+
+
+@contextmanager
+def elsewhere(prepare: Callable[..., Callable[[], float]], *args: Any) -> Iterator[Any]:
+    """A way that runs in a process of its own, whose settings no other way has touched.
+
+    Args:
+        prepare: called there with `args`; returns the way.
+
+    Yields:
+        a function that runs the way once, there, and returns its figure.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=_answer, args=(there, prepare, args), daemon=True)
+    process.start()
+    there.close()  # so that a process that dies is an EOFError here
+
+    def run() -> float:
+        here.send(None)
+        figure: float = here.recv()
+        return figure
+
+    try:
+        yield run
+    finally:
+        here.close()
+        process.join()
+
+
+def _answer(there: Connection, prepare: Callable[..., Callable[[], float]], args: Any) -> None:
+    way = prepare(*args)
+    while True:
+        try:
+            there.recv()
+        except EOFError:
+            return
+        there.send(way())
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

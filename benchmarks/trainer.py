@@ -4,8 +4,9 @@
 
 The plain loop is what one writes without thinking of speed: batches stacked from slices, PyTorch's
 default AdamW, cross-entropy over all the logits, `loss.item()` after every step. It runs in
-float32, at real size also compiled. Ways take turns, a few steps each; figures are medians over
-the rounds. MFU is model FLOPs over the largest rate that a matrix product of this machine reached.
+float32, eager and compiled, each in a process of its own with PyTorch's settings. Ways take turns,
+a few steps each; figures are medians over the rounds. MFU is model FLOPs over the largest rate
+that a matrix product of this machine reached.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.paired import alternate, options_of, ratio, show
+from benchmarks.paired import alternate, elsewhere, options_of, ratio, show
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import diverged
 from tune_study.model import GPT
@@ -81,19 +82,20 @@ def size(config: TrialConfig, vocab: int, steps: int, repeats: int) -> dict[str,
     }
     with_norm = config.replace(qk_norm="rmsnorm")
     compiling: dict[str, float] = {}
-    ways: dict[str, Callable[[], float]] = {
-        "plain": plain(config, tokens, steps),
-        "plain, compiled": plain(config, tokens, steps, compiled=True),
-    }
+    ways: dict[str, Callable[[], float]] = {}
     for name, mode in {**modes, "fp32, QK-norm": with_norm}.items():
         trainer = Trainer(mode, tokens)
         started = time.perf_counter()
         trainer._advance(1)
         compiling[name] = time.perf_counter() - started
         ways[name] = lambda trainer=trainer: _rate(trainer, steps)
-    for way in ways.values():
-        way()  # the first time pays for memory and compilation
-    rates = alternate(ways, repeats)
+    with (
+        elsewhere(plain, config, tokens, steps, False) as ways["plain"],
+        elsewhere(plain, config, tokens, steps, True) as ways["plain, compiled"],
+    ):
+        for way in ways.values():
+            way()  # the first time pays for memory and compilation
+        rates = alternate(ways, repeats)
     peak = {"fp32": gemm_peak(torch.float32), "bf16": gemm_peak(torch.bfloat16)}
     matrices = 12 * config.depth * config.width**2 + vocab * config.width
     flops = flops_per_token(matrices, config.depth, config.width, config.context)
@@ -119,9 +121,10 @@ def _rate(trainer: Trainer, steps: int) -> float:
 
 
 def plain(
-    config: TrialConfig, tokens: RandomTokens, steps: int, compiled: bool = False
+    config: TrialConfig, tokens: RandomTokens, steps: int, compiled: bool
 ) -> Callable[[], float]:
     """A training loop written the ordinary way; each call runs `steps` steps."""
+    torch.set_num_threads(config.threads)
     model = GPT(config, tokens.vocab_size, seed=0)
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
@@ -162,7 +165,7 @@ def watching(
         started = time.perf_counter()
         trainer._advance(steps)
         training = (time.perf_counter() - started) * config.report_every / steps
-        started = time.perf_counter()
+        started = time.perf_counter()  # in the order of Trainer.train
         trainer._probe()
         strict(row)
         diverged(rows, Criterion(), config.warmup_steps)

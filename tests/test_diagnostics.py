@@ -15,23 +15,24 @@ from tune_study.model import GPT
 
 def test_uniform_causal_attention_has_entropy_ln_i():
     zero = torch.zeros(1, 1, 5, 4)
-    entropy = d.attention_entropy(d.probabilities(d.attention_logits(zero, zero)))
+    entropy = d.attention_entropy(d.attention_logits(zero, zero).softmax(-1))
     expected = torch.arange(1, 6).float().log()
     torch.testing.assert_close(entropy[0, 0], expected)
-    torch.testing.assert_close(d.normalised(entropy), torch.ones(1, 1, 4))
+    torch.testing.assert_close(d.normalised(entropy, expected), torch.ones(1, 1, 4))
 
 
-def test_one_hot_attention_has_entropy_zero_and_masked_rows_no_nan():
+def test_one_hot_attention_has_entropy_zero():
     logits = torch.full((1, 1, 3, 3), -math.inf)
-    logits[..., 1, 0] = 0.0
+    logits[..., 0, 0] = logits[..., 1, 0] = 0.0
     logits[..., 2, 2] = 800.0
-    assert torch.equal(d.attention_entropy(d.probabilities(logits)), torch.zeros(1, 1, 3))
+    assert torch.equal(d.attention_entropy(logits.softmax(-1)), torch.zeros(1, 1, 3))
+    assert torch.equal(d.most_entropy(3, logits.device), torch.tensor([1.0, 2.0, 3.0]).log())
 
 
 def test_a_logit_that_is_nan_is_not_hidden():
     logits = torch.zeros(1, 1, 2, 2)
     logits[..., 1, 0] = math.nan
-    assert torch.isnan(d.attention_entropy(d.probabilities(logits))).any()
+    assert torch.isnan(d.attention_entropy(logits.softmax(-1))).any()
     assert torch.isnan(d.visible_max(logits))
 
 
@@ -61,12 +62,12 @@ def test_sinks_by_hand():
         uniform = d.attention_logits(torch.zeros(1, 1, tokens, 2), torch.zeros(1, 1, tokens, 2))
         first = uniform.clone()
         first[..., 0] = 100.0
-        return d.sink_share(d.probabilities(torch.cat([uniform, first], dim=1))).item()
+        return d.sink_share(torch.cat([uniform, first], dim=1).softmax(-1)).item()
 
     assert share(4) == 1.0
     assert share(32) == 0.5
     logits = torch.full((1, 1, 2, 2), math.nan)
-    assert math.isnan(d.sink_share(d.probabilities(logits)).item())
+    assert math.isnan(d.sink_share(logits.softmax(-1)).item())
 
 
 def test_massive_activations_by_hand():
@@ -136,9 +137,9 @@ def test_log_z_by_hand():
     # 50 equal logits of 2: ln(50 e^2) = ln 50 + 2
     assert d.log_z(torch.full((1, 1, 50), 2.0)).item() == pytest.approx(math.log(50) + 2)
     model = GPT(TrialConfig(), 50, seed=0)
-    assert d.probe(model, torch.zeros(1, 4, dtype=torch.int64))["out/log_z"] == pytest.approx(
-        math.log(50), abs=0.1
-    )
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    assert d.probe(model, ids, "full")["out/log_z"] == pytest.approx(math.log(50), abs=0.1)
+    assert "out/log_z" not in d.probe(model, ids)
 
 
 def test_full_adds_to_cheap_and_sees_through_a_cap():
@@ -149,8 +150,8 @@ def test_full_adds_to_cheap_and_sees_through_a_cap():
             p.mul_(3.0)
     cheap, full = d.probe(model, ids), d.probe(model, ids, "full")
     assert {name: full[name] for name in cheap} == cheap
-    # per layer 6 measures and their summary, and one of the output
-    assert len(cheap) == 6 * 3 + 1
+    # per layer 6 measures and their summary
+    assert len(cheap) == 6 * 3
     assert len(full) == 15 * 3 + 1
     assert full["attn/max_logit"] <= 0.01 < full["attn/max_logit_uncapped"]
 

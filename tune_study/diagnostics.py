@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tune_study.attention import attention_logits
+from tune_study.attention import Attention, attention_logits
 from tune_study.model import GPT, Block
 
 Detail = Literal["cheap", "full"]
@@ -33,32 +34,32 @@ def probe(model: GPT, ids_BT: Tensor, detail: Detail = "cheap") -> dict[str, flo
 
     Returns flat names to numbers: each measure as `attn/entropy/layer_i`, and without the layer,
     as the mean over layers for those in MEAN_OVER_LAYERS and the maximum for the others;
-    `out/log_z` has no layer. Waits for the device once, at the end.
+    `out/log_z`, in `full`, has no layer. Waits for the device once, at the end.
     """
     measured: dict[str, Tensor] = {}
+    entropy_limit_T = most_entropy(ids_BT.shape[-1], ids_BT.device)
+    seen: list[tuple[Attention, Tensor, Tensor, Tensor]] = []
     x_BTC, first_BHTD = model.embed(ids_BT), None
-    for i, block in enumerate(model.blocks):
+    for block in model.blocks:
         assert isinstance(block, Block)
         # The block's own forward pass, with a look at queries and keys on the way.
         q_BHTD, k_BHTD, v_BHTD = block.attention.project(block.attention_norm(x_BTC), first_BHTD)
         x_BTC = block.add(x_BTC, block.attention.attend(q_BHTD, k_BHTD, v_BHTD))
         if model.value_residual and first_BHTD is None:
             first_BHTD = v_BHTD
-        with torch.autocast(x_BTC.device.type, enabled=False):
-            q_BHTD, k_BHTD = q_BHTD.float(), k_BHTD.float()
-            layer = _attention(block.attention.logits(q_BHTD, k_BHTD))
-            layer |= _activations(x_BTC.float())
-            if detail == "full":
-                uncapped_BHTT = attention_logits(q_BHTD, k_BHTD, block.attention.scale)
-                layer |= _attention_in_full(q_BHTD, k_BHTD, uncapped_BHTT)
-                layer |= _activations_in_full(x_BTC.float())
-        measured |= {f"{name}/layer_{i}": value for name, value in layer.items()}
-    measured["out/log_z"] = log_z(model.unembed(x_BTC)).mean()
+        seen.append((block.attention, q_BHTD.float(), k_BHTD.float(), x_BTC.float()))
+    with torch.autocast(ids_BT.device.type, enabled=False):
+        for i, layer_tensors in enumerate(seen):
+            layer = _layer(*layer_tensors, entropy_limit_T, detail)
+            measured |= {f"{name}/layer_{i}": value for name, value in layer.items()}
+    if detail == "full":
+        measured["out/log_z"] = log_z(model.unembed(x_BTC)).mean()
     metrics = numbers(measured)
-    for name in layer:
-        values = [metrics[f"{name}/layer_{i}"] for i in range(len(model.blocks))]
-        over_layers = np.mean if name.startswith(MEAN_OVER_LAYERS) else np.max
-        metrics[name] = float(over_layers(values))  # either is NaN if one value is
+    layers = range(len(model.blocks))
+    values = np.array([[metrics[f"{name}/layer_{i}"] for i in layers] for name in layer])
+    means, maxima = values.mean(1).tolist(), values.max(1).tolist()  # NaN if one value is
+    for name, mean, largest in zip(layer, means, maxima, strict=True):
+        metrics[name] = mean if name.startswith(MEAN_OVER_LAYERS) else largest
     return metrics
 
 
@@ -70,12 +71,27 @@ def numbers(tensors: dict[str, Tensor]) -> dict[str, float]:
     return dict(zip(tensors, values, strict=True))
 
 
-def _attention(logits_BHTT: Tensor) -> dict[str, Tensor]:
-    p_BHTT = probabilities(logits_BHTT)  # once, for both that need them
+def _layer(
+    attention: Attention,
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    x_BTC: Tensor,
+    entropy_limit_T: Tensor,
+    detail: Detail,
+) -> dict[str, Tensor]:
+    measures = _attention(attention.logits(q_BHTD, k_BHTD), entropy_limit_T) | _activations(x_BTC)
+    if detail == "full":
+        uncapped_BHTT = attention_logits(q_BHTD, k_BHTD, attention.scale)
+        measures |= _attention_in_full(q_BHTD, k_BHTD, uncapped_BHTT) | _activations_in_full(x_BTC)
+    return measures
+
+
+def _attention(logits_BHTT: Tensor, entropy_limit_T: Tensor) -> dict[str, Tensor]:
+    p_BHTT = logits_BHTT.softmax(-1)  # once, for both that need them
     entropy_BHT = attention_entropy(p_BHTT)
     return {
         "attn/entropy": entropy_BHT.mean(),
-        "attn/entropy_normalised": normalised(entropy_BHT).mean(),
+        "attn/entropy_normalised": normalised(entropy_BHT, entropy_limit_T).mean(),
         "attn/max_logit": visible_max(logits_BHTT),
         "attn/sink": sink_share(p_BHTT),
     }
@@ -107,32 +123,31 @@ def _activations_in_full(x_BTC: Tensor) -> dict[str, Tensor]:
 # ------------------------------------------------------------------ attention
 
 
-def probabilities(logits_BHTT: Tensor) -> Tensor:
-    """The attention of every query, 0 where it does not see; NaN if a logit it sees is NaN.
-
-    That of a query that sees nothing at all is 0 everywhere.
-    """
-    return torch.softmax(logits_BHTT, dim=-1).masked_fill(logits_BHTT == -math.inf, 0.0)
-
-
 def attention_entropy(p_BHTT: Tensor) -> Tensor:
-    """-sum p ln p of every query's attention, in nats, over the positions it sees: B H T."""
+    """-sum p ln p of every query's attention, in nats, over the positions it sees: B H T.
+
+    NaN for a query with a logit that is NaN.
+    """
     return torch.special.entr(p_BHTT).sum(-1)
 
 
-def normalised(entropy_BHT: Tensor) -> Tensor:
-    """Entropy over its maximum ln(i) for query i = 2..T (Zhai et al. 2023); B H T-1.
+@lru_cache(maxsize=8)
+def most_entropy(T: int, device: torch.device) -> Tensor:
+    """ln(i), the largest entropy of query i = 1..T, which sees i positions: T."""
+    return torch.arange(1, T + 1, device=device, dtype=torch.float32).log()
+
+
+def normalised(entropy_BHT: Tensor, limit_T: Tensor) -> Tensor:
+    """Entropy over its maximum for query i = 2..T (Zhai et al. 2023); B H T-1.
 
     The first query sees one position and has no entropy to speak of.
     """
-    T = entropy_BHT.shape[-1]
-    sees_T = torch.arange(1, T + 1, device=entropy_BHT.device, dtype=entropy_BHT.dtype)
-    return entropy_BHT[..., 1:] / sees_T[1:].log()
+    return entropy_BHT[..., 1:] / limit_T[1:]
 
 
 def visible_max(logits_BHTT: Tensor) -> Tensor:
     """The largest |logit| among the positions that are seen."""
-    return logits_BHTT.masked_fill(logits_BHTT == -math.inf, 0.0).abs().max()
+    return logits_BHTT.tril().abs().max()
 
 
 def visible_rms(logits_BHTT: Tensor) -> Tensor:
@@ -149,8 +164,7 @@ def sink_share(p_BHTT: Tensor) -> Tensor:
     NaN if a probability is NaN.
     """
     first_BH = p_BHTT[..., 0].mean(-1)
-    share = (first_BH > SINK_ATTENTION).float().mean()
-    return torch.where(first_BH.isnan().any(), math.nan, share)
+    return (first_BH > SINK_ATTENTION).float().mean() + 0 * first_BH.sum()  # NaN stays NaN
 
 
 # ----------------------------------------------------------- activations, output
@@ -161,7 +175,7 @@ def massive_ratio(x_BTC: Tensor) -> Tensor:
 
     Over all tokens and channels; activations of which half are 0 give infinity, or NaN.
     """
-    magnitude = x_BTC.abs().flatten()
+    magnitude = x_BTC.abs()
     return magnitude.max() / magnitude.median()
 
 

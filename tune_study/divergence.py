@@ -34,7 +34,8 @@ def ordered(history: Iterable[Row]) -> list[Row]:
     A resumed trial reports again what it had reported since its checkpoint; with this, such
     a replay changes nothing.
     """
-    return [row for _, row in sorted({row["step"]: row for row in history}.items())]
+    by_step = {row["step"]: row for row in history}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def diverged(history: Iterable[Row], criterion: Criterion, warmup_steps: int) -> Verdict | None:
@@ -72,14 +73,12 @@ def _bad_report(row: Row, criterion: Criterion) -> str:
     smoothed, init = row["train/loss_ema"], row["val/loss_init"]
     if criterion.loss_above_init and smoothed is not None and smoothed > init:
         return f"training loss {smoothed:.3g} above loss at init {init:.3g}"
-    logit = row["attn/max_logit"]
-    if criterion.max_logit is None or _below_plateau(row, criterion):
+    logit, limit = row["attn/max_logit"], criterion.max_logit
+    if limit is None or (logit is not None and logit <= limit) or _below_plateau(row, criterion):
         return ""
     if logit is None:
         return "attention logit not finite"
-    if logit > criterion.max_logit:
-        return f"attention logit {logit:.3g} above {criterion.max_logit:g}"
-    return ""
+    return f"attention logit {logit:.3g} above {limit:g}"
 
 
 def _below_plateau(row: Row, criterion: Criterion) -> bool:

@@ -11,6 +11,7 @@ per-step losses and gradient norms stay there until the row is made.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tune_study import device as devices
+from tune_study import memory
 from tune_study.config import TrialConfig
 from tune_study.data import Batches, validation_windows
 from tune_study.diagnostics import StepWatch, numbers, probe
@@ -76,6 +78,8 @@ class Trainer:
         self.config = config = devices.settle(config)
         self.tokens = tokens
         self.device = config.device
+        if self.device == "cpu":
+            memory.keep_freed()
         torch.set_num_threads(config.threads)
         torch.manual_seed(stream_seed(config.seed, "torch"))
 
@@ -126,8 +130,9 @@ class Trainer:
         trained = time.perf_counter() - started
         self.seconds += trained
 
-        val_loss = self.evaluate()
+        # Validation is the larger: before it, the probe finds the cache as training left it.
         measured = self._probe() | numbers(last_step)
+        val_loss = self.evaluate()
         smoothed = self._smooth(losses)
         self.val_loss_min = _lower(self.val_loss_min, val_loss)
         clipped = int((norms > self.config.grad_clip).sum())
@@ -276,14 +281,15 @@ def strict(row: Row) -> Row:
 
     JSON has no NaN; a value that is missing for that reason must still be seen.
     """
-    bad = sorted(k for k, v in row.items() if not _finite(v))
-    clean = {k: _none_if_not_finite(v) for k, v in row.items()}
-    return clean | {"nonfinite": ",".join(bad)}
+    bad = sorted(name for name, value in row.items() if not _finite(value))
+    clean = {name: _none_if_not_finite(row[name]) for name in bad}
+    return row | clean | {"nonfinite": ",".join(bad)}
 
 
 def _finite(value: Any) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return all(not isinstance(v, float) or np.isfinite(v) for v in values)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, list) or all(map(_finite, value))
 
 
 def _none_if_not_finite(value: Any) -> Any:
