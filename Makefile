@@ -2,6 +2,7 @@
 #            [HOURS=8]                               stops in order after so long
 # make plan [STUDY=pilot]                            what a sweep would take, before it runs
 # make report | status | prepare [STUDY=pilot]       the steps by themselves
+# make tensorboard | optuna [STUDY=pilot] [PORT=6006]  views a study, on this machine alone
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
 # make check                                         lint, format, types
@@ -23,8 +24,8 @@ AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filt
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))$(if \
   $(HOURS), HOURS=$(HOURS))
 
-.PHONY: sweep plan report status prepare calibrate test test-faults check coverage bench coord-check \
-  clean
+.PHONY: sweep plan report status prepare calibrate tensorboard optuna test test-integrations \
+  test-faults check coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
@@ -37,8 +38,22 @@ calibrate: STUDY = control
 calibrate: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="make calibrate" $(STUDY_TOOL) sweep $(STUDY) && $(STUDY_TOOL) calibrate $(STUDY)
 
+# What is exported is brought up to date first; run it again in another terminal while a sweep runs.
+tensorboard: $(VENV)/installed-integrations
+	@$(STUDY_TOOL) export $(STUDY) tensorboard
+	$(BIN)/tensorboard --logdir $(RUNS)/$(STUDY)/tensorboard --host 127.0.0.1 --port $(or $(PORT),6006)
+
+optuna: $(VENV)/installed-integrations
+	@$(STUDY_TOOL) export $(STUDY) optuna
+	$(BIN)/optuna-dashboard sqlite:///$(RUNS)/$(STUDY)/optuna.db --host 127.0.0.1 \
+	  --port $(or $(PORT),8080)
+
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest
+
+# Against the real tools: Weights & Biases offline, an MLflow server on loopback, the viewers.
+test-integrations: $(VENV)/installed-integrations $(VENV)/installed-dev
+	$(BIN)/python -m pytest tests/test_integrations.py tests/test_export.py
 
 # One scenario again, as a failure says: make test-faults SEED=1 FAULTS=140 SCENARIO=3
 SEED ?= 1
@@ -79,6 +94,10 @@ $(VENV)/installed: requirements.txt | $(VENV)/bin/python
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/installed-integrations: requirements-integrations.txt $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-integrations.txt
 	@touch $@
 
 clean:

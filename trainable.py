@@ -29,7 +29,7 @@ class GPTTrainable(tune.Trainable):
         """Builds the trainer, and goes on from the newest checkpoint that can be used."""
         cell = config["cell"]
         self.cell = cell["label"]
-        trial = TrialConfig(**{k: v for k, v in cell.items() if k in TrialConfig.model_fields})
+        trial = TrialConfig.of(cell)
         tokens = _tokens(trial.data, config["data"]["root"], config["data"]["checksum"])
         self.trainer = Trainer(trial, tokens)
         self.constants = {

@@ -13,7 +13,8 @@ from ray.tune import Callback
 from ray.tune.experiment import Trial
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
-from tune_study import checkpoints
+from tune_study import checkpoints, configs
+from tune_study.config import TrialConfig
 from tune_study.files import whole, write_whole
 from tune_study.store import StudyFolder
 
@@ -38,7 +39,8 @@ UNREAD = frozenset(
 
 
 class RowLogger(Callback):
-    """Writes result.json, params.json and error.txt of every trial, in the study's folder at once.
+    """Writes every trial's files, in the study's folder at once: result.json, params.json,
+    config.yaml (its settings alone) and error.txt.
 
     Tune's own logger writes into the session's temporary folder, of which Tune copies everything
     from time to time: a kill loses what was reported since, or cuts off the copies of finished
@@ -53,6 +55,9 @@ class RowLogger(Callback):
         folder.mkdir(exist_ok=True)
         params = json.dumps(trial.config, indent=1, allow_nan=False)
         write_whole(folder / "params.json", params + "\n")
+        cell = trial.config["cell"]
+        head = f"# {cell['label']}, identity {cell['identity']}\n"
+        write_whole(folder / "config.yaml", head + configs.text(TrialConfig.of(cell)))
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict, **info: Any

@@ -67,7 +67,8 @@ StudyName = Annotated[
     str,
     typer.Argument(
         metavar="STUDY",
-        help="A study of search_spaces/, such as pilot, or one made of it.",
+        help="A study of search_spaces/, such as pilot, or one made of it; where it is to be run, "
+        "also a file such as runs/pilot/config.yaml.",
         autocompletion=_studies,
     ),
 ]
@@ -397,6 +398,32 @@ def report(
 
 
 @app.command()
+def export(
+    study: StudyName,
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="tensorboard or optuna.")],
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Write a study for the viewer of another tool: TensorBoard, or Optuna's dashboard.
+
+    Works on a study that is finished, cut off or running; called again it brings the files up to
+    date. `make tensorboard` and `make optuna` open the viewers on this machine.
+    """
+    folder = StudyFolder(runs, study)
+    if tool == "tensorboard":
+        from exports import tensorboard
+
+        count = tensorboard.write(_load(runs, study), folder.tensorboard)
+        print(f"{count} cells written. View them: tensorboard --logdir {folder.tensorboard}")
+    elif tool == "optuna":
+        from exports import optuna_study
+
+        count = optuna_study.write(_load(runs, study), folder.optuna)
+        print(f"{count} trials written. View them: optuna-dashboard sqlite:///{folder.optuna}")
+    else:
+        raise ConfigError(f"export {tool}: unknown. Give one of: tensorboard, optuna.")
+
+
+@app.command()
 def calibrate(
     studies: Annotated[
         list[str], typer.Argument(metavar="STUDY...", help="Studies swept with --criterion off.")
@@ -526,7 +553,7 @@ def _changed(
     arm: str | None = None,
 ) -> Study:
     """The named study, narrowed and changed; under a name of its own if it differs."""
-    study = search_spaces.get(name)
+    study = _named(name)
     arms = study.arms if arm is None else _arms(study, _values("arm", arm))
     narrowed = dict(study.axes) | {k: tuple(_values(k, v)) for k, v in axes.items() if v}
     changes: dict[str, Any] = {}
@@ -557,8 +584,17 @@ def _changed(
         what += [] if result.arms is None else [result.arms]
         what += [] if criterion is None else [criterion]
         text = json.dumps(what)
-        new_name = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+        new_name = f"{study.name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     return result.replace(name=new_name)
+
+
+def _named(name: str) -> Study:
+    """The study of a file, such as runs/pilot/config.yaml, or of search_spaces/."""
+    if not name.endswith((".yaml", ".yml")):
+        return search_spaces.get(name)
+    from tune_study import configs
+
+    return configs.read(Path(name), Study)
 
 
 def _arms(study: Study, names: list[str]) -> Any:

@@ -217,6 +217,11 @@ class TrialConfig(Components):
             if (value := getattr(self, field)) != NEUTRAL[field]:
                 raise ValueError(f"{field} = {value!r}: does not work with {why}. Leave it out")
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """The run among the settings of a trial, which has others, too."""
+        return cls(**{name: settings[name] for name in cls.model_fields if name in settings})
+
     @property
     def head_width(self) -> int:
         """Width of a head, D."""

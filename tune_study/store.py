@@ -1,10 +1,13 @@
 """A study's folder: where things lie, what it promised to be, and who is at work in it.
 
 <runs>/<study>/study.json   the study as it was first started, and on what
+<runs>/<study>/config.yaml  the study alone, to read and to run again
 <runs>/<study>/tune/        Tune's experiments, one a start: sweep-001, sweep-002, ...
 <runs>/<study>/report/      made from them
 <runs>/<study>/calibration/ what rules of divergence do to a control study
 <runs>/<study>/replays/     cells run again on CPU, one JSON file a cell
+<runs>/<study>/tensorboard/ TensorBoard's event files, a folder a cell
+<runs>/<study>/optuna.db    the study for Optuna's dashboard
 <runs>/<study>/weights/     final weights of the cells that the study keeps them of
 """
 
@@ -22,6 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from tune_study import configs
 from tune_study.config import ConfigError, Study
 from tune_study.files import write_whole
 
@@ -52,6 +56,8 @@ class StudyFolder:
         self.calibration = self.path / "calibration"
         self.replays = self.path / "replays"
         self.weights = self.path / "weights"
+        self.tensorboard = self.path / "tensorboard"
+        self.optuna = self.path / "optuna.db"
         self._file = self.path / "study.json"
 
     def exists(self) -> bool:
@@ -95,6 +101,7 @@ class StudyFolder:
             "versions": versions(),
         }
         write_whole(self._file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_whole(self.path / "config.yaml", configs.text(study))
 
     def refuse_if_different(self, study: Study, checksum: str) -> list[str]:
         """Refuses a study that differs from the stored one in more than its axes and arms.
