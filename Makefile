@@ -3,6 +3,8 @@
 # make plan [STUDY=pilot]                            what a sweep would take, before it runs
 # make report | status | prepare [STUDY=pilot]       the steps by themselves
 # make tensorboard | optuna [STUDY=pilot] [PORT=6006]  views a study, on this machine alone
+# make bundle [STUDY=pilot]                          one archive of all that a study came to
+# make publish [STUDY=pilot]                         the small bundle of it in results/
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
 # make check                                         lint, format, types
@@ -24,14 +26,17 @@ AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filt
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))$(if \
   $(HOURS), HOURS=$(HOURS))
 
-.PHONY: sweep plan report status prepare calibrate tensorboard optuna test test-integrations \
-  test-faults check coverage bench coord-check clean
+.PHONY: sweep plan report status prepare bundle publish calibrate tensorboard optuna test \
+  test-integrations test-faults check coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
 
-plan report status prepare: $(VENV)/installed
+plan report status prepare bundle: $(VENV)/installed
 	@$(STUDY_TOOL) $@ $(STUDY)
+
+publish: $(VENV)/installed
+	@$(STUDY_TOOL) bundle $(STUDY) --small --out results/$(STUDY)
 
 # What rules of divergence do to a control study: make calibrate [STUDY=control]
 calibrate: STUDY = control

@@ -1,4 +1,4 @@
-"""A study's folder, or its Tune experiments, as two tidy tables.
+"""A study's folder, its Tune experiments, or a bundle of it, as two tidy tables.
 
     from analysis import load
     results = load("runs/pilot")
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables import as_cells
-from tune_study import histories, records
+from tune_study import archive, histories, records
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Finish, failed, normalised_loss
 from tune_study.histories import LOSSES, NOTES, Histories, History
@@ -68,8 +68,8 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
     """Reads a study.
 
     Args:
-        source: the study's folder (runs/pilot), or a Ray `ExperimentAnalysis` or
-            `ResultGrid` of one of its experiments.
+        source: the study's folder (runs/pilot), the folder of a bundle (results/pilot), or a Ray
+            `ExperimentAnalysis` or `ResultGrid` of one of the study's experiments.
         study: the part of the stored study to report on; all of it by default.
         criterion: judges the runs anew by other rules than the study's own, without
             running anything.
@@ -78,6 +78,17 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         ConfigError: if there is no study.
     """
     folder = _folder(source)
+    if archive.is_bundle(folder.path):
+        from analysis import bundled  # which needs this module
+
+        return bundled.read(folder, study, criterion)
+    return from_rows(folder, study, criterion)
+
+
+def from_rows(
+    folder: StudyFolder, study: Study | None = None, criterion: Criterion | None = None
+) -> Results:
+    """A study from the rows that its cells reported; arguments as of `load`."""
     stored = folder.read()
     study = study or Study(**stored["study"])
     if criterion is not None:
@@ -103,7 +114,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
         _cell(config, name, found.get(name, nothing), history, manifest)
         for config, name, history in zip(configs, names, ran, strict=True)
     ]
-    search = None if study.search is None else _searched(study, cells, criterion is None)
+    search = None if study.search is None else searched(study, cells, criterion is None)
     judge_finished(cells, study.criterion)
     for cell in cells:
         if replayed := replays.get(cell["cell"]):
@@ -123,7 +134,7 @@ def load(source: Any, study: Study | None = None, criterion: Criterion | None = 
     )
 
 
-def _searched(study: Study, cells: list[dict[str, Any]], own_criterion: bool) -> Course:
+def searched(study: Study, cells: list[dict[str, Any]], own_criterion: bool) -> Course:
     """How far the search has come; cells that it did not ask for become `untried`, in place.
 
     By another criterion than its own it would have asked for other cells: then those without a

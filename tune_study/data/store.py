@@ -80,7 +80,11 @@ def open_tokens(
         ConfigError: if there are none, or they are not what their manifest says.
     """
     root = Path(root).expanduser().resolve()
-    folder = _find(config, root, checksum)
+    return open_folder(_find(config, root, checksum), verify)
+
+
+def open_folder(folder: Path, verify: bool = True) -> Tokens:
+    """The tokens in a folder; `verify` and errors as of `open_tokens`."""
     if fault := fault_in(folder, verify):
         raise ConfigError(f"{folder}: {fault} {REMEDY}")
     manifest = Manifest.read(folder)
@@ -206,6 +210,18 @@ def find_by_paths(config: DataConfig, root: Path, checksum: str | None) -> Path 
         names = ", ".join(folder.name for folder in found)
         raise ConfigError(f"data: {names} all fit this configuration. Delete all but one.")
     return found[0] if found else None
+
+
+def find_by_checksum(root: Path, checksum: str) -> Path | None:
+    """A folder with these very tokens, whatever they were made from; None if there is none."""
+    for path in sorted(Path(root).expanduser().resolve().glob(f"*/{MANIFEST}")):
+        try:
+            manifest = Manifest.read(path.parent)
+        except ConfigError:
+            continue
+        if manifest.checksum == checksum:
+            return path.parent
+    return None
 
 
 def fault_in(folder: Path, verify: bool = True) -> str:
