@@ -10,7 +10,7 @@
 # make check                                         lint, format, types
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
-# make bench                                         speed claims, as ratios
+# make bench [QUICK=1]                               speed claims, as ratios; QUICK: do they run?
 STUDY ?= pilot
 RUNS ?= runs
 DATA ?= data
@@ -80,13 +80,10 @@ coverage: $(VENV)/installed
 coord-check: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coord_check --out $(RUNS)/coord-check
 
+BENCHMARKS := trainer sweep verdict checkpoints batched load
 bench: $(VENV)/installed
-	$(BIN)/python -m benchmarks.trainer
-	$(BIN)/python -m benchmarks.sweep
-	$(BIN)/python -m benchmarks.checkpoints
-	$(BIN)/python -m benchmarks.batched
-	$(BIN)/python -m benchmarks.load
-	$(BIN)/python -m benchmarks.prepare
+	set -e; for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name $(if $(QUICK),--quick); done
+	$(BIN)/python -m benchmarks.prepare $(if $(QUICK),--megabytes 4 --usual-megabytes 2)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else \

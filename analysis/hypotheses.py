@@ -211,6 +211,7 @@ class Evidence:
         lr: the grid, shape (L,).
         depth, seed: shape (G,).
         gain: loss(off) - loss(on), each at most the loss at init, NaN if unknown, shape (G, L).
+        spread: the learning rates that mean gains rest on, shape (L,).
         off_best: off's best LR, shape (G,).
         ratio: bin of log10 maximum stable LR, on minus off, shape (G, 2).
         drop: LR sensitivity, off minus on, shape (G,).
@@ -224,6 +225,7 @@ class Evidence:
     depth: NDArray[np.int64]
     seed: NDArray[np.int64]
     gain: Array
+    spread: NDArray[np.bool_]
     off_best: Array
     ratio: Array
     drop: Array
@@ -256,8 +258,10 @@ def weigh(grid: estimators.Curves, arm: str, margins: Margins) -> Evidence:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log10(on) - np.log10(off[:, ::-1])
         log_threshold = np.log10(threshold)
+    counted = grid.within(margins.lr_range).spread
     sensitivity = [
-        estimators.sensitivities(x.within(margins.lr_range))[0] for x in (both.off, both.on)
+        estimators.sensitivities(x.within(margins.lr_range).columns(counted))[0]
+        for x in (both.off, both.on)
     ]
     return Evidence(
         arm=arm,
@@ -266,6 +270,7 @@ def weigh(grid: estimators.Curves, arm: str, margins: Margins) -> Evidence:
         depth=both.keys["depth"].to_numpy(),
         seed=both.keys["seed"].to_numpy(),
         gain=both.gain,
+        spread=grid.spread,
         off_best=estimators.best_of(both.off)[0],
         ratio=ratio,
         drop=sensitivity[0] - sensitivity[1],
@@ -299,13 +304,15 @@ def mean_gains(evidence: Evidence) -> Iterator[tuple[int, str, Array]]:
     """Each seed's mean gain at low, then at high learning rates, depth by depth.
 
     Low are the grid's learning rates up to off's best one, the median over seeds; high are
-    those above it. Without any learning rate there, the gains are NaN.
+    those above it; of a grid that was searched, `spread` of them. Without any learning rate
+    there, the gains are NaN.
     """
     for depth in np.unique(evidence.depth):
         at = evidence.at_depth(depth)
         best = np.sort(at.off_best[~np.isnan(at.off_best)])
         split = best[(len(best) - 1) // 2] if len(best) else np.nan
         for side, region in (("up to", at.lr <= split), ("above", at.lr > split)):
+            region = region & at.spread
             some = region.any()
             gain = at.gain[:, region].mean(axis=1) if some else np.full(len(at.gain), np.nan)
             yield int(depth), side, gain

@@ -67,7 +67,15 @@ def _search(results: Results) -> dict[str, Any] | None:
         "decided": sum(edge.decided for edge in edges),
         "confidence": rules.confidence,
         "error": rules.error,
+        "spread": _spread(results.cells),
     }
+
+
+def _spread(cells: pd.DataFrame) -> int | None:
+    """How many learning rates means over the grid rest on; None if there is no such mean."""
+    grid = estimators.curves(arms.by_arm(cells))
+    part = grid.columns(grid.spread)
+    return None if part.untried.any() else len(part.lr)
 
 
 def arm_rows(cells: pd.DataFrame, margins: Margins) -> list[dict[str, Any]]:

@@ -29,6 +29,8 @@ def lines(summary: dict[str, Any]) -> list[str]:
             f"  a search: {search['cells']} of {search['of']} cells asked for, "
             f"{search['decided']} of {search['lines']} lines decided"
         )
+        if search["spread"] is not None:
+            text.append(f"  LR sensitivity on {search['spread']} learning rates that all lines ran")
     widest = max(len(arm["arm"]) for arm in summary["arms"])
     for arm in summary["arms"]:
         sensitivity = arm["lr_sensitivity"]

@@ -3,7 +3,8 @@
     python -m benchmarks.edge CELLS.parquet
 
 Takes the cells of a report (runs/dense/report/cells.parquet) and lets the search ask for them,
-once for the edges alone, once for edges and best learning rates: shares of the grid's cells and
+once for the edges alone, once with the best learning rates, once with the learning rates that LR
+sensitivity needs: shares of the grid's cells and
 steps, and of the lines for which the answer is the grid's, within one learning rate or, for the
 best one, CLOSE_NATS of its loss. Seeds of which a cell has no result are left out. Trains nothing.
 """
@@ -41,7 +42,12 @@ def main() -> None:
     print(f"lines that are not monotone: {(~flags['monotone']).sum()}")
     print("| search | cells | steps | maximum stable LR | edge most believed | best LR | rounds |")
     print("|---|---|---|---|---|---|---|")
-    for name, rules in (("edges", Search(best_lr=False)), ("edges and best LR", Search())):
+    searches = {
+        "edges": Search(best_lr=False),
+        "edges and best LR": Search(),
+        "edges and every fourth LR": Search(best_lr=False, every=4),
+    }
+    for name, rules in searches.items():
         row = compare(cells, rules)
         best = "" if row["best"] is None else f"{row['best']:.1%}"
         print(

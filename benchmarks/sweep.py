@@ -134,11 +134,21 @@ def rows(cell: TrialConfig, data: Path) -> Any:
             return
 
 
-def plain_tune(cells: Sequence[TrialConfig], storage: Path, scratch: Path) -> float:
-    """Seconds that plain Tune's `fit` takes on these cells."""
+def plain_tune(
+    cells: Sequence[TrialConfig], storage: Path, scratch: Path, loop: str = "trainer"
+) -> float:
+    """Seconds that plain Tune's `fit` takes on these cells, by the loop of that name."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     work = [cell.replace(threads=2).model_dump_json() for cell in cells]
-    command = [sys.executable, "-m", "benchmarks.plain_tune", storage, scratch / "data", *work]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.plain_tune",
+        loop,
+        storage,
+        scratch / "data",
+        *work,
+    ]
     done = subprocess.run(
         list(map(str, command)), check=True, cwd=ROOT, env=environment, capture_output=True
     )

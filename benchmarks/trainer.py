@@ -2,8 +2,7 @@
 
     python -m benchmarks.trainer [--repeats 5] [--quick] [--json FILE]
 
-The plain loop is what one writes without thinking of speed: batches stacked from slices, PyTorch's
-default AdamW, cross-entropy over all the logits, `loss.item()` after every step. It runs in
+The plain loop (benchmarks/plain_loop.py) is what one writes without thinking of speed. It runs in
 float32, eager and compiled, each in a process of its own with PyTorch's settings. Ways take turns,
 a few steps each; figures are medians over the rounds. MFU is model FLOPs over the largest rate
 that a matrix product of this machine reached.
@@ -18,13 +17,11 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from benchmarks.paired import alternate, elsewhere, options_of, ratio, show
+from benchmarks.plain_loop import PlainLoop
 from tune_study.config import Criterion, TrialConfig
 from tune_study.divergence import diverged
-from tune_study.model import GPT
 from tune_study.size import flops_per_token
 from tune_study.trainer import Trainer, strict
 
@@ -123,30 +120,14 @@ def _rate(trainer: Trainer, steps: int) -> float:
 def plain(
     config: TrialConfig, tokens: RandomTokens, steps: int, compiled: bool
 ) -> Callable[[], float]:
-    """A training loop written the ordinary way; each call runs `steps` steps."""
+    """The plain loop; each call runs `steps` steps."""
     torch.set_num_threads(config.threads)
-    model = GPT(config, tokens.vocab_size, seed=0)
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.95))
-    data = torch.from_numpy(tokens.train.astype(np.int64))
-
-    def batch() -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(data) - config.context, (config.batch_size,))
-        x = torch.stack([data[s : s + config.context] for s in starts])
-        y = torch.stack([data[s + 1 : s + 1 + config.context] for s in starts])
-        return x, y
+    loop = PlainLoop(config, tokens, compiled)
 
     def run() -> float:
         started = time.perf_counter()
         for _ in range(steps):
-            x, y = batch()
-            logits = forward(x)
-            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            loss.item()
+            loop.step()
         return steps * config.tokens_per_step / (time.perf_counter() - started)
 
     return run

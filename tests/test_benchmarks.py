@@ -14,6 +14,8 @@ import torch
 
 from benchmarks import batched
 from benchmarks.paired import alternate, ratio
+from benchmarks.plain_loop import PlainLoop
+from benchmarks.trainer import RandomTokens
 from tune_study.config import TrialConfig
 from tune_study.model import GPT
 
@@ -53,14 +55,35 @@ def test_cells_trained_together_have_the_gradients_of_each_alone() -> None:
     assert found["speed together, times one after the other"] > 0
 
 
-def test_trainer_benchmark_writes_strict_json(tmp_path: Path) -> None:
-    out = tmp_path / "trainer.json"
-    command = [sys.executable, "-m", "benchmarks.trainer", "--quick", "--json", str(out)]
+def figures_of(benchmark: str, out: Path, *words: str) -> dict[str, float]:
+    """What a benchmark writes, run as a person does; strict JSON of finite numbers."""
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *words, "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(out.read_text(), parse_constant=pytest.fail)
+    figures: dict[str, float] = json.loads(out.read_text(), parse_constant=pytest.fail)
+    assert all(math.isfinite(value) for value in figures.values())
+    return figures
+
+
+def test_the_plain_loop_learns_and_is_the_same_model() -> None:
+    config = TrialConfig(lr=1e-2, steps=40, warmup_steps=4, report_every=20, device="cpu")
+    first, last = PlainLoop(config, RandomTokens(3)).reports()
+    assert [first["step"], last["step"]] == [20, 40]
+    assert last["val/loss"] == pytest.approx(math.log(3), abs=0.1)  # ids are uniform
+    model = GPT(config, 3, seed=config.seed)
+    start = PlainLoop(config, RandomTokens(3))
+    assert all(map(torch.equal, model.parameters(), start.model.parameters()))
+
+
+def test_reading_is_timed_on_the_cells_it_says(tmp_path: Path) -> None:
+    figures = figures_of("load", tmp_path / "load.json", "--quick")
+    assert figures["cells"] >= 190
+    assert figures["rows"] == 20 * figures["cells"]
+
+
+def test_trainer_benchmark_writes_strict_json(tmp_path: Path) -> None:
+    figures = figures_of("trainer", tmp_path / "trainer.json", "--quick")
     for size in ("pilot", "real"):
         assert figures[f"{size}: plain, times the plain loop"] == 1.0
         assert figures[f"{size}: fp32, MFU"] > 0
-    assert all(math.isfinite(value) for value in figures.values())
     assert statistics.median(figures.values()) > 0

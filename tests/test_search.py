@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 
-from analysis import load
+from analysis import estimators, hypotheses, load
 from analysis.report import write
 from analysis.summary import summarise
 from benchmarks import edge as replayed
@@ -153,6 +153,22 @@ def test_a_line_that_has_learned_nothing_does_not_pass_for_slow():
     assert (low, high) == (-1, 12)
 
 
+def test_learning_rates_for_all_lines_are_the_first_round():
+    _, ends = simulated.study(np.random.default_rng(4), 0.0)
+    lines = list(dict.fromkeys(line for line, _ in ends))
+    course = Course(
+        Rounds(lines, simulated.LRS, Search(best_lr=False, every=6), Criterion()), ends.get
+    )
+    shared = {(line, place) for line in lines for place in (0, 6, 12, 18, 24)}
+    assert set(course.batches[0]) == shared
+    assert all(len(batch) <= 12 for batch in course.batches[1:])
+    assert all(edge.decided and edge.high - edge.low == 1 for edge in course.edges())
+    # A sixth of the lattice leaves brackets of 6 steps; whoever asks for nothing shared runs fewer.
+    assert len(shared) < len(course.ends) < 0.5 * len(ends)
+    with pytest.raises(ConfigError, match="every = 7: does not divide the 24 steps of the axis lr"):
+        STUDY.replace(search=Search(every=7))
+
+
 # --------------------------------------------------------------------------- a study
 
 STUDY = Study(
@@ -242,6 +258,23 @@ def test_a_finished_search_has_a_table_and_a_report(searched, tmp_path):
     assert all(part["note"].startswith("a search left") for part in drops)
     page = write(results, tmp_path).read_text()
     assert f"A search asked for {len(ran)} of the 200 cells" in page
+
+
+def test_lr_sensitivity_of_a_search_rests_on_what_all_lines_ran(tmp_path):
+    study = STUDY.replace(search=Search(best_lr=False, every=4))
+    folder, ran = run_plainly(tmp_path, study)
+    results = load(folder.path)
+    assert (results.cells["state"] == "untried").sum() == 200 - len(ran) > 0
+    part = results.cells[results.cells["lr"].isin(STUDY.axis("lr")[::4])]
+    assert "untried" not in set(part["state"])
+    mine, theirs = (estimators.lr_sensitivity(cells) for cells in (results.cells, part))
+    assert mine["value"].tolist() == pytest.approx(theirs["value"].tolist())
+    assert set(mine["n_lrs"]) == {7}
+    verdicts = {v.hypothesis: v for v in hypotheses.judge(results.cells, study.margins)}
+    for name in ("H1", "H2"):
+        assert all(np.isfinite(part.effect) for part in verdicts[name].parts)
+    text = write(results, tmp_path / "report").read_text(encoding="utf-8")
+    assert "rest on the 7 evenly spaced learning rates" in text
 
 
 def test_a_cut_search_says_what_is_missing(tmp_path):

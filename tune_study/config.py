@@ -387,6 +387,12 @@ class Search(Config):
     beneath: int = Field(
         3, ge=1, description="the stable cells in a row that an edge must stand on, 1 or more"
     )
+    every: int | None = Field(
+        None,
+        ge=1,
+        description="n, for every n-th LR to run on every line so that LR sensitivity has a grid, "
+        "1 or more, or null",
+    )
     batch: int = Field(12, ge=1, description="the most cells a round runs, 1 or more")
     cells: int | None = Field(
         None, ge=1, description="the most cells to run altogether, 1 or more, or null"
@@ -493,7 +499,18 @@ class Study(Config):
             if len(set(typed)) != len(typed):
                 raise ValueError(f"axes.{name} = {typed}: has a value twice. Give each once")
         self._check_arms()
+        self._check_search()
         return self
+
+    def _check_search(self) -> None:
+        """The learning rates that all lines run end where the lattice ends."""
+        every = None if self.search is None else self.search.every
+        steps = len(dict(self.axes)["lr"]) - 1
+        if every is not None and (steps % every or steps == 0):
+            raise ValueError(
+                f"search.every = {every}: does not divide the {steps} steps of the axis lr. "
+                f"Give {_divisors(steps)}, or null"
+            )
 
     def _check_arms(self) -> None:
         """Every arm builds at every depth, and has a name of its own."""
@@ -557,6 +574,10 @@ class Study(Config):
         names = [name for name in TrialConfig.model_fields if name in varied]
         cell._arm = arm_name(*({name: getattr(c, name) for name in names} for c in (cell, plain)))
         return cell
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(k) for k in range(1, n + 1) if n % k == 0) or "an axis of more values"
 
 
 def _pairs(settings: Any) -> Any:

@@ -28,6 +28,9 @@ SPACING_TOLERANCE = 0.1
 """Largest relative deviation of a grid step, in log LR, from the mean step. It admits grids
 written with one digit, such as 1e-3, 3e-3, 1e-2 (4.6 %), and refuses 1-2-5 (19 %)."""
 
+SPREAD_STEP = 0.5
+"""Largest step, in decades, of the part of a grid on which a mean over learning rates may rest."""
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -80,6 +83,34 @@ class Curves:
         """Median distance of neighbouring learning rates, in decades; 1 for a single one."""
         return float(np.median(np.diff(np.log10(self.lr)))) if len(self.lr) > 1 else 1.0
 
+    @property
+    def spread(self) -> Flags:
+        """The learning rates that a mean over the grid rests on, shape (L,).
+
+        All of them; where a search left cells untried, the finest part that every row ran,
+        evenly spaced and with both ends, so that no learning rate counts for having been looked
+        at. All of them, too, if such a part is coarser than SPREAD_STEP: then there is no mean.
+        """
+        L = len(self.lr)
+        ran = np.asarray(~self.untried.any(axis=0))
+        for every in range(1, L):
+            part = np.arange(L) % every == 0
+            if self.step * every > SPREAD_STEP * (1 + 1e-6):
+                break
+            if (L - 1) % every == 0 and ran[part].all():
+                return part
+        return np.ones(L, bool)
+
+    def columns(self, kept: Flags) -> Curves:
+        """Some of the learning rates, by a flag each, shape (L,)."""
+        return replace(
+            self,
+            lr=self.lr[kept],
+            state=self.state[:, kept],
+            loss=self.loss[:, kept],
+            loss_init=self.loss_init[:, kept],
+        )
+
     def rows(self, index: NDArray[np.intp]) -> Curves:
         """Some of the rows, in the order of their numbers given."""
         return replace(
@@ -106,13 +137,7 @@ class Curves:
                 f"lr_range = [{low:g}, {high:g}]: holds no learning rate of the grid. "
                 f"Give a range that meets [{self.lr[0]:g}, {self.lr[-1]:g}]."
             )
-        return replace(
-            self,
-            lr=self.lr[inside],
-            state=self.state[:, inside],
-            loss=self.loss[:, inside],
-            loss_init=self.loss_init[:, inside],
-        )
+        return self.columns(inside)
 
 
 def curves(cells: pd.DataFrame) -> Curves:

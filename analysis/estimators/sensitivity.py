@@ -32,17 +32,19 @@ def lr_sensitivity(
     with l0 the cell's measured loss at init and l* the lowest loss of a stable cell in the
     range. A cell that was stopped early counts at its last loss, but not above
     l* + STOPPED_SHARE (H1 - l*); what it would have come to is unknown between l* (`lower`) and
-    l0 (`upper`).
+    l0 (`upper`). Of a grid that a search left in part untried, the evenly spaced part counts that
+    ran everywhere (`Curves.spread`); `n_lrs` says how many learning rates those are.
 
     Args:
         lr_range: a, b, both included; the whole grid if not given.
 
     Returns:
         DataFrame: depth, qk_norm, seed, value, lower, upper, lr_low, lr_high, n_lrs, counts,
-        reason. A grid with missing, errored or untried cells, or one that is not log-spaced,
-        has NaN for a value, and a reason.
+        reason. A grid with missing or errored cells, one without such a part, or one that is not
+        log-spaced, has NaN for a value, and a reason.
     """
     grid = curves(cells).within(lr_range)
+    grid = grid.columns(grid.spread)
     table = grid.keys.copy()
     table["value"], table["lower"], table["upper"] = sensitivities(grid)
     table["lr_low"], table["lr_high"], table["n_lrs"] = grid.lr[0], grid.lr[-1], len(grid.lr)

@@ -171,7 +171,13 @@ class Rounds:
         self.seeds = tuple(dict.fromkeys(line.seed for line in lines))
 
     def next(self, ends: Mapping[Place, End]) -> list[Place]:
-        """The cells of the next round, none of them in `ends`; empty if the search is over."""
+        """The cells of the next round, none of them in `ends`; empty if the search is over.
+
+        The learning rates that all lines run are one round, the first.
+        """
+        shared = [(line, at) for line in self.lines for at in self.shared if (line, at) not in ends]
+        if shared:
+            return shared
         state = _State(self, Known(ends, self.lrs, self.criterion))
         return state.ranked()[: self.rules.batch]
 
@@ -179,8 +185,16 @@ class Rounds:
         """What is known of every line."""
         return _State(self, Known(ends, self.lrs, self.criterion)).edges()
 
+    @property
+    def shared(self) -> range:
+        """Places that every line runs, whatever is found there."""
+        return range(0, len(self.lrs) if self.rules.every else 0, self.rules.every or 1)
+
     def teacher(self, line: Line) -> Line | None:
-        """The line that is searched before this one, and tells it where to look."""
+        """The line that is searched before this one, and tells it where to look; none where the
+        cells that all lines run have told each of them."""
+        if self.shared:
+            return None
         if line.seed != self.seeds[0]:
             return Line(line.depth, line.arm, self.seeds[0])
         if line.depth != self.depths[0]:
@@ -234,6 +248,8 @@ class _State:
         """The next place of a line, or None if it is done."""
         stable = self.known.stable.get(line, {})
         tried = self.known.tried.get(line, set())
+        if (due := next((at for at in self.rounds.shared if at not in tried), None)) is not None:
+            return due
         if self.rules.best_lr or self.rounds.teacher(line) is None:
             place = self._lowest(line, COARSE if self._hint(line) is None else FINE)
             if place is not None:
