@@ -24,12 +24,12 @@ from analysis.load import Results, load
 from analysis.plots.theme import COLUMN
 from analysis.tables import HISTORY_COLUMNS
 from analysis.text import lines
-from tune_study import archive, commands
+from tune_study import archive, commands, configs
 from tune_study.config import ConfigError, DataConfig, Study
 from tune_study.identity import TRAINER_VERSION, identity
 from tune_study.store import StudyFolder, versions
 
-ROWS = ("params.json", "result.json", "error.txt")
+ROWS = ("params.json", "config.yaml", "result.json", "error.txt")
 """What is kept of a trial's folder."""
 
 SMALL_FIGURES = ("lr_loss", "max_stable_lr", "phase", "necessity", "robustness")
@@ -96,8 +96,8 @@ def _fill(made: Path, folder: StudyFolder, small: bool, out: Path) -> archive.Ma
             shutil.rmtree(made / archive.LOGS, ignore_errors=True)
             _thin(written, results)
         shutil.copytree(written, made, dirs_exist_ok=True)
-    configs = json.dumps(_configs(results), indent=1, allow_nan=False)
-    replace_file(made / archive.CONFIG, configs + "\n")
+    resolved = json.dumps(_resolved(results), indent=1, allow_nan=False)
+    replace_file(made / archive.CONFIG, resolved + "\n")
     content = _content(results, summary, small, out)
     replace_file(made / archive.README, _readme(results, summary, content))
     return archive.seal(made, **content)
@@ -108,8 +108,10 @@ def _copy(folder: StudyFolder, made: Path) -> None:
     hidden = _Paths(folder)
     made.mkdir()
     stored = folder.read()
-    stored["study"] = _without_paths(Study(**stored["study"])).model_dump(mode="json")
+    study = _without_paths(Study(**stored["study"]))
+    stored["study"] = study.model_dump(mode="json")
     replace_file(made / archive.STUDY, report.dump_json(stored, indent=1))
+    replace_file(made / archive.YAML, configs.text(study))
     for path in sorted(folder.experiments.glob("sweep-*/*/*")):
         if path.name not in ROWS:
             continue
@@ -181,7 +183,7 @@ def _thin(written: Path, results: Results) -> None:
     replace_file(written / archive.HISTORY, table)
 
 
-def _configs(results: Results) -> dict[str, Any]:
+def _resolved(results: Results) -> dict[str, Any]:
     """The settings that all cells share, and those of each, with its identity."""
     checksum = results.manifest["checksum"]
     cells = {
@@ -250,7 +252,7 @@ def _commands(results: Results, small: bool, out: Path) -> tuple[str, ...]:
     place = out.as_posix() if not out.is_absolute() else out.name
     options = f"{' --small' if small else ''} --out {place}"
     return (
-        commands.sweep(study) or f"# {study.name} is in study.json; no search space makes it",
+        commands.sweep(study) or f"{commands.PROGRAM} sweep {archive.YAML}",
         f"{commands.PROGRAM} bundle {study.name}{options}",
         f"{commands.PROGRAM} verify {place}",
     )
@@ -296,8 +298,9 @@ def _readme(results: Results, summary: dict[str, Any], content: dict[str, Any]) 
         f"{data['validation']['tokens']:,} tokens, checksum {data['checksum']}.",
         *_sources(data),
         "## Files",
-        "manifest.json has the SHA-256 of each. study.json is the study with its tokens' manifest, "
-        "config.json every cell's settings as resolved, cells.parquet a row a cell, "
+        "manifest.json has the SHA-256 of each. config.yaml is the study, for `sweep config.yaml`, "
+        "study.json the same with its tokens' manifest, config.json every cell's settings as "
+        "resolved, cells.parquet a row a cell, "
         "history.parquet a row a report, summary.json the numbers.",
         *(["Left out, to be small:", "\n".join(left_out)] if left_out else []),
     ]

@@ -20,7 +20,8 @@ from analysis import bundle, bundled, load
 from analysis.summary import json_safe, summarise
 from tests.conftest import ROOT
 from tune_study import archive, cli
-from tune_study.config import ConfigError
+from tune_study import configs as yaml
+from tune_study.config import ConfigError, Study
 from tune_study.store import StudyFolder
 
 CELL = "d1-off-lr1.000e-02-s0"
@@ -96,7 +97,10 @@ def test_an_archive_has_all_that_the_study_came_to_and_nothing_of_the_machine(fu
     there = set(archive.files_in(folder))
     trial = f"tune/sweep-001/{CELL}"
     assert {"README.md", "index.html", "tables/arms.tex", "figures/lr_loss-wide.pdf"} <= there
-    assert {f"{trial}/result.json", f"{trial}/params.json", f"{trial}/error.txt"} <= there
+    logs = {"result.json", "params.json", "config.yaml", "error.txt"}
+    assert {f"{trial}/{log}" for log in logs} <= there
+    study = yaml.read(folder / "config.yaml", Study)
+    assert [config.label for config in study.cells()] == load(folder).cells["cell"].tolist()
     assert not [name for name in there if "checkpoint" in name or name.endswith(".pkl")]
     own = [str(path).encode() for path in (runs, ROOT, Path.home())]
     for name in there - {"index.html"}:

@@ -3,6 +3,7 @@
     README.md       what it is, and the commands that made it
     manifest.json   SHA-256 and size of every other file; versions, hardware, what is left out
     study.json      the study, its tokens' manifest, the versions it was swept with
+    config.yaml     the study alone, as `sweep` takes it
     config.json     every cell's settings as resolved, and its identity
     cells.parquet, history.parquet, summary.json, figures/     as in a report
     index.html, macros.tex, tables/, calibration/, replays/    as in the study's folder
@@ -34,7 +35,7 @@ FORMAT = 1
 
 MANIFEST = "manifest.json"
 STUDY, CONFIG, CELLS, HISTORY = "study.json", "config.json", "cells.parquet", "history.parquet"
-SUMMARY, README, LOGS = "summary.json", "README.md", "tune"
+SUMMARY, README, LOGS, YAML = "summary.json", "README.md", "tune", "config.yaml"
 SUFFIXES = (".tar.gz", ".tgz")
 
 

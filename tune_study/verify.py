@@ -35,7 +35,7 @@ from tune_study.trainer import Trainer
 TOLERANCE = 0.01
 """Nats by which a final loss may differ where the bits need not be the same."""
 
-BELOW = 10**0.5
+BELOW = 10.0
 """A learning rate counts as below the edge from this factor beneath the lowest that fails."""
 
 ROUNDED = 1.01
