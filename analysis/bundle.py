@@ -270,7 +270,7 @@ def _hardware(cells: pd.DataFrame) -> list[dict[str, Any]]:
 def _readme(results: Results, summary: dict[str, Any], content: dict[str, Any]) -> str:
     """What the bundle is, for a reader who has nothing else."""
     study, data = results.study, results.manifest
-    commit = results.versions["commit"]
+    swept, packed = (content[part]["commit"] for part in ("versions", "packed_with"))
     status = content["status"]
     problems = [f"**{problem}**" for problem in status["problems"]]
     left_out = [f"- {line}" for line in content["left_out"]]
@@ -286,7 +286,8 @@ def _readme(results: Results, summary: dict[str, Any], content: dict[str, Any]) 
         *problems,
         _indented(lines(summary)),
         "## The commands",
-        f"With the code at commit {commit}:",
+        f"With the code at commit {swept}"
+        + (f", from the second on at {packed}:" if packed != swept else ":"),
         _indented(content["commands"]),
         "## What it ran on",
         f"{'; '.join(hardware) or 'nothing yet'}. Processor: {processor}. "
