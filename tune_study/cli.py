@@ -13,13 +13,14 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import search_spaces
-from tune_study import signals
+from tune_study import logs, signals
 from tune_study.concurrency import Policy, policy
 from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from analysis.load import Results
     from tune_study.board import Board
+    from tune_study.loggers import Background
     from tune_study.sweep import Plan
 
 app = typer.Typer(
@@ -199,6 +201,10 @@ def sweep(
         float | None,
         typer.Option(help="Hours after which to stop in order, with exit code 3; goes on later."),
     ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option("--log", help="Also log to wandb or to mlflow; may be given twice."),
+    ] = None,
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write the report at the end.")
     ] = True,
@@ -215,6 +221,7 @@ def sweep(
     from tune_study.data import open_tokens
 
     end = _end(hours)
+    logs.check(log or ())
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
@@ -246,7 +253,7 @@ def sweep(
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
-            outcome = _run(plan, folder, tokens, who, end)
+            outcome = _run(plan, folder, tokens, who, end, log or ())
         else:
             outcome = engine.Outcome(False, "", {})
             done = "all" if not plan.given_up else f"{plan.done} of"
@@ -593,16 +600,32 @@ def _prepare(study: Study, data: Path) -> None:
     prepare_tokens(study.base.data, data)
 
 
-def _run(plan: Plan, folder: StudyFolder, tokens: Any, who: Policy, end: float | None) -> Any:
+def _run(
+    plan: Plan,
+    folder: StudyFolder,
+    tokens: Any,
+    who: Policy,
+    end: float | None,
+    log: Sequence[str],
+) -> Any:
     from tune_study import sweep as engine
     from tune_study.progress import Progress
 
+    loggers: list[Background] = []
+    if log:
+        from tune_study.loggers import make
+
+        loggers = make(log, folder)
     print("\n".join(_cost(plan, folder, tokens.vocab_size, who)), flush=True)
     progress = Progress(_board(folder, plan), who.at_once)
     try:
-        return engine.run(plan, folder, tokens, progress, who=who, end=end)
+        return engine.run(plan, folder, tokens, progress, who=who, end=end, loggers=loggers)
     finally:
         progress.close()
+        for logger in loggers:
+            if logger.fault:
+                rest = "The study itself has all reports."
+                print(f"{logger.name}: not all is logged: {logger.fault}. {rest}", file=sys.stderr)
 
 
 def _board(folder: StudyFolder, plan: Plan) -> Board:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -238,6 +238,7 @@ def run(
     reuse_actors: bool = True,
     who: Policy | None = None,
     end: float | None = None,
+    loggers: Sequence[Any] = (),
 ) -> Outcome:
     """Runs the cells of a plan to their ends, or until interrupted.
 
@@ -254,6 +255,7 @@ def run(
             cell and changes no number.
         who: how many cells at a time; as `concurrency.policy` says by default.
         end: when the sweep has to be over, by `time.monotonic`.
+        loggers: further tune.Callbacks, that log to other tools.
     """
     # Ray takes seconds to import; nothing above needs it.
     from ray import tune
@@ -316,6 +318,7 @@ def run(
                         budget,
                         RowLogger(),
                         Checkpoints(folder, plan, CHECKPOINTS_KEPT),
+                        *loggers,
                         progress,
                     ],
                     # Kept to a few by ours: Tune would save its whole state with every second one.
