@@ -5,6 +5,7 @@
 # make tensorboard | optuna [STUDY=pilot] [PORT=6006]  views a study, on this machine alone
 # make bundle [STUDY=pilot]                          one archive of all that a study came to
 # make publish [STUDY=pilot]                         the small bundle of it in results/
+# make check-results                                 results/: hashes, numbers, cells trained again
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
 # make check                                         lint, format, types
@@ -26,8 +27,8 @@ AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filt
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))$(if \
   $(HOURS), HOURS=$(HOURS))
 
-.PHONY: sweep plan report status prepare bundle publish calibrate tensorboard optuna test \
-  test-integrations test-faults check coverage bench coord-check clean
+.PHONY: sweep plan report status prepare bundle publish check-results calibrate tensorboard optuna \
+  test test-integrations test-faults check coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
@@ -37,6 +38,10 @@ plan report status prepare bundle: $(VENV)/installed
 
 publish: $(VENV)/installed
 	@$(STUDY_TOOL) bundle $(STUDY) --small --out results/$(STUDY)
+
+check-results: $(VENV)/installed
+	$(STUDY_TOOL) verify results/pilot
+	$(STUDY_TOOL) verify results/tinystories-small
 
 # What rules of divergence do to a control study: make calibrate [STUDY=control]
 calibrate: STUDY = control
