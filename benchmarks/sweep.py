@@ -2,6 +2,7 @@
 
     python -m benchmarks.sweep [--seeds 3] [--share 0.1] [--repeats 5] [--quick] [--json FILE]
 
+- plan: what `python -m tune_study plan pilot` says beforehand.
 - ours: `python -m tune_study sweep pilot`, from the start of the process to its end, without the
   report; once.
 - bare: the same cells in a loop over the Trainer, with the same rule of divergence and no Ray, as
@@ -29,10 +30,13 @@ from typing import Any
 
 import search_spaces
 from benchmarks.paired import options_of, show
-from tune_study import device
+from tune_study import cost, device
+from tune_study import sweep as engine
+from tune_study.concurrency import policy
 from tune_study.config import Study, TrialConfig
 from tune_study.data import open_tokens, prepare
 from tune_study.divergence import Row, diverged
+from tune_study.store import StudyFolder
 from tune_study.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,6 +61,7 @@ def main() -> None:
 def measure(study: Study, scratch: Path, share: float, repeats: int) -> dict[str, float]:
     """All figures of one study."""
     prepare(study.base.data, scratch / "data")
+    planned = plan(study, scratch)
     ours = sweep(study, scratch)
     cells = [device.settle(cell) for cell in study.cells()]
     bare_s, plain_s = [], []
@@ -67,6 +72,9 @@ def measure(study: Study, scratch: Path, share: float, repeats: int) -> dict[str
         plain_s.append(scale * plain_tune(sample, scratch / f"plain-{turn}", scratch))
     return {
         "cells": len(cells),
+        "plan, shortest, s": planned[0],
+        "plan, longest, s": planned[1],
+        "plan's middle, times the sweep": statistics.mean(planned) / ours,
         "sweep, s": ours,
         "sweep, cells/hour": 3600 * len(cells) / ours,
         "bare training on all cores, s": statistics.median(bare_s),
@@ -75,6 +83,15 @@ def measure(study: Study, scratch: Path, share: float, repeats: int) -> dict[str
         "plain Tune, cells/hour": 3600 * len(cells) / statistics.median(plain_s),
         "cells/hour, times plain Tune": statistics.median(s / ours for s in plain_s),
     }
+
+
+def plan(study: Study, scratch: Path) -> tuple[float, float]:
+    """Seconds that `plan` says a sweep would take, shortest and longest."""
+    base = device.settle(study.base)
+    folder = StudyFolder(scratch / "runs", "planned")
+    asked = engine.plan(study.replace(base=base), folder, "", retry_errored=True)
+    vocab_size = open_tokens(base.data, scratch / "data", verify=False).vocab_size
+    return cost.estimate(asked, vocab_size, policy(base), disk=0).seconds
 
 
 def sweep(study: Study, scratch: Path) -> float:

@@ -654,6 +654,8 @@ def _cost(
     head = f"{study.name}: {cost.product(study)}; {plan.done} done, {len(plan.todo)} {due}."
     if not plan.todo:
         return [head]
+    if in_full:  # up to a minute for large models
+        print("Measuring how fast its models train here ...", file=sys.stderr)
     estimated = cost.estimate(plan, vocab_size, who, bytes_)
     rest = cost.table(estimated) if in_full else []
     return [head, *rest, cost.line(estimated, who, study.base)]
