@@ -687,6 +687,7 @@ def _report(folder: StudyFolder, study: Study, out: Path) -> None:
     from analysis import load
     from analysis.report import write
 
+    print("Writing the report ...", file=sys.stderr, flush=True)
     index = write(load(folder.path, study=study), out)
     _print_summary(json.loads(index.with_name("summary.json").read_text(encoding="utf-8")))
     print(f"Report: {index}")
