@@ -34,6 +34,26 @@ def leave(
     folder = StudyFolder(runs, "left")
     shutil.rmtree(folder.path, ignore_errors=True)
     folder.write(study, tokens.manifest.model_dump(mode="json"))
+    _train(folder, config, tokens, keep_at, history)
+    return folder, config.label
+
+
+def leave_all(runs: Path, study: Study, tokens: Tokens) -> None:
+    """Writes a study of which every cell was trained to its end."""
+    folder = StudyFolder(runs, study.name)
+    folder.write(study, tokens.manifest.model_dump(mode="json"))
+    for config in study.cells():
+        _train(folder, config, tokens)
+
+
+def _train(
+    folder: StudyFolder,
+    config: TrialConfig,
+    tokens: Tokens,
+    keep_at: int | None = None,
+    history: list[dict[str, Any]] | None = None,
+) -> None:
+    """Trains one cell and writes its trial folder, as `leave` says."""
     trial = folder.experiments / "sweep-001" / config.label
     trial.mkdir(parents=True)
     cell = {"label": config.label, "identity": identity(config, tokens.manifest.checksum)}
@@ -56,4 +76,3 @@ def leave(
     if history is not None:
         rows = [row | changes for row, changes in zip(rows, history, strict=False)]
     (trial / "result.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder, config.label
