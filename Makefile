@@ -1,5 +1,6 @@
 # make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report;
 #            [HOURS=8]                               stops in order after so long
+#            [RAY_ADDRESS=head:6379]                 on a Ray cluster
 # make plan [STUDY=pilot]                            what a sweep would take, before it runs
 # make report | status | prepare [STUDY=pilot]       the steps by themselves
 # make tensorboard | optuna [STUDY=pilot] [PORT=6006]  views a study, on this machine alone
@@ -8,6 +9,7 @@
 # make check-results                                 results/: hashes, numbers, cells trained again
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
+# make test-cluster                                  two Ray nodes here, one killed; a few minutes
 # make check                                         lint, format, types
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
@@ -25,10 +27,10 @@ STUDY_TOOL = $(BIN)/python -m tune_study
 # What to type again, said when a sweep is interrupted.
 AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filter-out \
   runs,$(RUNS)), RUNS=$(RUNS))$(if $(filter-out data,$(DATA)), DATA=$(DATA))$(if \
-  $(HOURS), HOURS=$(HOURS))
+  $(HOURS), HOURS=$(HOURS))$(if $(RAY_ADDRESS), RAY_ADDRESS=$(RAY_ADDRESS))
 
 .PHONY: sweep plan report status prepare bundle publish check-results calibrate tensorboard optuna \
-  test test-integrations test-faults check coverage bench coord-check clean
+  test test-integrations test-faults test-cluster check coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
@@ -73,6 +75,9 @@ test-faults: $(VENV)/installed-dev
 	@mkdir -p $(dir $(FAULTS_JSON))
 	$(BIN)/python -m tests.faults --seed $(SEED) --faults $(FAULTS) --json $(FAULTS_JSON) \
 	  $(if $(SCENARIO),--scenario $(SCENARIO))
+
+test-cluster: $(VENV)/installed-dev
+	$(BIN)/python -m pytest tests/cluster_long.py
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

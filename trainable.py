@@ -1,13 +1,16 @@
 """Ray on one side, the Trainer on the other: one Tune trial is one cell.
 
 Tune hands over a config `{"cell": {...}, "data": {...}, "checkpoint_every_s": ...}`: the
-cell's settings with its label and identity, where its tokens lie, and how often to save.
+cell's settings with its label and identity, where its tokens lie (on a cluster also the node that
+has them), and how often to save.
 """
 
 from __future__ import annotations
 
 import gc
+import platform
 import time
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from ray import tune
 from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from tune_study import checkpoints, device
-from tune_study.config import DataConfig, TrialConfig
+from tune_study.config import ConfigError, DataConfig, TrialConfig
 from tune_study.data import Tokens, open_tokens
+from tune_study.home import at_home, fetched, fetched_once
+from tune_study.identity import identity
 from tune_study.trainer import Trainer
 
 
@@ -30,7 +35,10 @@ class GPTTrainable(tune.Trainable):
         cell = config["cell"]
         self.cell = cell["label"]
         trial = TrialConfig.of(cell)
-        tokens = _tokens(trial.data, config["data"]["root"], config["data"]["checksum"])
+        self.home = config["data"].get("home")
+        tokens = _tokens(trial.data, **config["data"])
+        if self.home is not None:
+            _same_numbers(trial, cell["identity"], tokens.manifest.checksum)
         self.trainer = Trainer(trial, tokens)
         self.constants = {
             "cell": self.cell,
@@ -92,7 +100,8 @@ class GPTTrainable(tune.Trainable):
         """Loads the first of these checkpoints that can be used; 0 for a fresh start."""
         for folder in folders:
             try:
-                self.load_checkpoint(folder)
+                with fetched(folder, self.home) as here:
+                    self.load_checkpoint(here)
                 return self.trainer.step
             except Exception as error:
                 # Whatever is wrong with the file, the answer is the one before it.
@@ -104,9 +113,29 @@ class GPTTrainable(tune.Trainable):
 
 
 @lru_cache(maxsize=1)
-def _tokens(config: DataConfig, root: str, checksum: str) -> Tokens:
+def _tokens(
+    config: DataConfig, root: str, checksum: str, home: str | None = None, folder: str = ""
+) -> Tokens:
     """The prepared tokens the sweep has verified; refuses any others.
 
-    Opened once a process: what is mapped stays, even if the folder is taken away meanwhile.
+    Opened once a process: what is mapped stays, even if the folder is taken away meanwhile. On a
+    cluster they are those of the node's own data folder, if it has them there, else fetched.
     """
-    return open_tokens(config, Path(root), verify=False, checksum=checksum)
+    if home is None or at_home(home):
+        return open_tokens(config, Path(root), verify=False, checksum=checksum)
+    with suppress(ConfigError, OSError):
+        return open_tokens(config, Path(root), checksum=checksum)
+    return open_tokens(config, fetched_once(folder, home), checksum=checksum)
+
+
+def _same_numbers(config: TrialConfig, name: str, checksum: str) -> None:
+    """Refuses a node on which the cell would be another one.
+
+    Raises:
+        ConfigError: naming the node.
+    """
+    if identity(config, checksum) != name:
+        raise ConfigError(
+            f"node {platform.node()}: would compute other numbers than asked for, with torch "
+            f"{torch.__version__}. Install the versions of requirements.txt there."
+        )

@@ -277,7 +277,7 @@ def test_earlier_checkpoints_go_when_there_are_two_of_ones_own(small, trial, tmp
 
 
 def test_rows_are_strict_and_params_whole(trial):
-    logger = RowLogger()
+    logger = RowLogger(SimpleNamespace(labels=()))
     logger.on_trial_start(0, [], trial)
     for step in (4, 8):
         logger.on_trial_result(0, [], trial, {"step": step, "date": "today", "val/loss": None})

@@ -19,6 +19,7 @@ from tune_study.files import whole, write_whole
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:
+    from tune_study.losses import Losses
     from tune_study.sweep import Plan
 
 UNREAD = frozenset(
@@ -45,7 +46,13 @@ class RowLogger(Callback):
     Tune's own logger writes into the session's temporary folder, of which Tune copies everything
     from time to time: a kill loses what was reported since, or cuts off the copies of finished
     cells.
+
+    Args:
+        losses: cells that lost their node are cut off, as by a kill, not errored.
     """
+
+    def __init__(self, losses: Losses) -> None:
+        self.losses = losses
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
@@ -70,6 +77,10 @@ class RowLogger(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
+        if trial.config["cell"]["label"] in self.losses.labels:
+            for kept in (trial.error_file, trial.pickled_error_file):  # which Tune would copy here
+                Path(kept).unlink(missing_ok=True)
+            return
         text = Path(trial.error_file).read_text(encoding="utf-8", errors="replace")
         folder = Path(str(trial.path))
         folder.mkdir(exist_ok=True)

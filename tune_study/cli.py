@@ -13,7 +13,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ import typer
 
 import search_spaces
 from tune_study import logs, signals
-from tune_study.concurrency import Policy, policy
+from tune_study.concurrency import Policy, policy, policy_on
 from tune_study.config import AXES, CRITERIA, ConfigError, Study, criterion_named
 from tune_study.store import StudyFolder
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from analysis.load import Results
     from tune_study.board import Board
+    from tune_study.cluster import Cluster
     from tune_study.loggers import Background
     from tune_study.sweep import Plan
 
@@ -107,6 +109,14 @@ CriterionName = Annotated[
 MaxConcurrent = Annotated[
     int | None,
     typer.Option(help="Cells at a time, in place of what suits device and threads."),
+]
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar="RAY_ADDRESS",
+        help="Run on a Ray cluster: host:port of its head, or auto; else on this machine.",
+    ),
 ]
 
 PROGRAM = os.environ.get("TUNE_STUDY_PROGRAM", "python -m tune_study")
@@ -205,6 +215,7 @@ def sweep(
         list[str] | None,
         typer.Option("--log", help="Also log to wandb or to mlflow; may be given twice."),
     ] = None,
+    address: Address = None,
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write the report at the end.")
     ] = True,
@@ -225,7 +236,7 @@ def sweep(
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
-    who = policy(wanted.base, max_concurrent)
+    who = policy(wanted.base, max_concurrent)  # refuses a wrong number before anything is made
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     if keep_weights is not None:
@@ -240,7 +251,9 @@ def sweep(
     folder = StudyFolder(runs, wanted.name)
     if archive.is_bundle(folder.path):
         raise ConfigError(f"{folder.path}: holds a bundle. Sweep into another folder by --runs.")
-    with folder.lock():
+    with _cluster(address) as cluster, folder.lock():
+        if cluster is not None:
+            who = policy_on(cluster.nodes(), wanted.base, max_concurrent)
         _prepare(wanted, data)
         tokens = open_tokens(wanted.base.data, data)
         damage = folder.refuse_if_different(wanted, tokens.manifest.checksum)
@@ -253,7 +266,7 @@ def sweep(
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
-            outcome = _run(plan, folder, tokens, who, end, log or ())
+            outcome = _run(plan, folder, tokens, who, end, log or (), cluster)
         else:
             outcome = engine.Outcome(False, "", {})
             done = "all" if not plan.given_up else f"{plan.done} of"
@@ -600,6 +613,18 @@ def _prepare(study: Study, data: Path) -> None:
     prepare_tokens(study.base.data, data)
 
 
+@contextmanager
+def _cluster(address: str | None) -> Iterator[Cluster | None]:
+    """The cluster at an address; None for none."""
+    if not address or address == "local":
+        yield None
+        return
+    from tune_study.cluster import connected
+
+    with connected(address) as cluster:
+        yield cluster
+
+
 def _run(
     plan: Plan,
     folder: StudyFolder,
@@ -607,6 +632,7 @@ def _run(
     who: Policy,
     end: float | None,
     log: Sequence[str],
+    cluster: Cluster | None,
 ) -> Any:
     from tune_study import sweep as engine
     from tune_study.progress import Progress
@@ -619,7 +645,9 @@ def _run(
     print("\n".join(_cost(plan, folder, tokens.vocab_size, who)), flush=True)
     progress = Progress(_board(folder, plan), who.at_once)
     try:
-        return engine.run(plan, folder, tokens, progress, who=who, end=end, loggers=loggers)
+        return engine.run(
+            plan, folder, tokens, progress, who=who, end=end, loggers=loggers, cluster=cluster
+        )
     finally:
         progress.close()
         for logger in loggers:

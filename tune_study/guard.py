@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,15 @@ class Guard(Callback):
     Args:
         folder: the study's; that of its experiments is made if it is not there.
         reserve: free bytes below which its disk counts as full.
+        elsewhere: why a cluster that is not ours does not go on; empty if it does.
     """
 
-    def __init__(self, folder: StudyFolder, reserve: int) -> None:
+    def __init__(
+        self, folder: StudyFolder, reserve: int, elsewhere: Callable[[], str] | None = None
+    ) -> None:
         self.folder = folder
         self.reserve = reserve
+        self._elsewhere = elsewhere
         folder.experiments.mkdir(parents=True, exist_ok=True)
         self._place = _place(folder.experiments)
         self._looked = 0.0
@@ -69,6 +74,8 @@ class Guard(Callback):
         for name, pid in self._servers:
             if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 raise StoppedError(f"Ray's {name} is gone: killed, or out of memory.")
+        if self._elsewhere is not None and (why := self._elsewhere()):
+            raise StoppedError(why)
         if self.moved():
             raise StoppedError(_moved(self.folder))
         if shutil.disk_usage(self.folder.path).free < self.reserve:

@@ -108,12 +108,13 @@ class Background(Callback):
         self.fault = ""
         self._shown: dict[str, Shown] = {}
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"name": self.name}  # Tune pickles its callbacks; nothing of it is read again
 
     def setup(self, *args: Any, **info: Any) -> None:
+        # On a cluster a sweep may be several experiments.
+        self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def on_trial_start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
 from ray.tune.experiment import Trial
@@ -14,6 +14,9 @@ from rich.live import Live
 
 from tune_study import view
 from tune_study.board import TO_GO, Board
+
+if TYPE_CHECKING:
+    from tune_study.losses import Losses
 
 LIVE_INTERVAL_S = 0.5
 """Seconds between two pictures on a terminal: drawing one takes as long as the study has cells."""
@@ -29,7 +32,12 @@ class Progress(Callback):
         board: with what earlier starts found.
         at_once: cells at a time.
         console: where to write; standard output by default.
+
+    Attributes:
+        losses: cells that lost their node, where a sweep notes such.
     """
+
+    losses: Losses | None = None
 
     def __init__(self, board: Board, at_once: int, console: Console | None = None) -> None:
         self.board, self.at_once = board, at_once
@@ -40,11 +48,11 @@ class Progress(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles its callbacks with the experiment; a terminal is not part of that.
-        return {k: v for k, v in self.__dict__.items() if k not in {"console", "_live"}}
+        return {k: v for k, v in self.__dict__.items() if k not in {"console", "_live", "losses"}}
 
     def setup(self, *args: Any, **info: Any) -> None:
         """Begins to show, when Tune does."""
-        if self.console.is_terminal:
+        if self.console.is_terminal and self._live is None:
             self._live = Live(self._screen(), console=self.console, refresh_per_second=2)
             self._live.start()
 
@@ -79,6 +87,10 @@ class Progress(Callback):
     ) -> None:
         label = trial.config["cell"]["label"]
         self._last.pop(trial.trial_id, None)
+        if self.losses is not None and label in self.losses.labels:
+            self.board.end(label, TO_GO)
+            self._say(f"{label}: its node is gone; it goes on from its last checkpoint later")
+            return
         self.board.end(label, "errored")
         self._say(f"{label}: errored")
 

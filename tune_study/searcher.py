@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -22,6 +22,8 @@ class CellSearcher(Stateless):
         config: the part of a trial's config that says which cell it is.
         end: how a cell ended, by its reports; None if it was cut off.
         round_ended: called when a round has ended.
+        lost: labels of cells that lost their node; a round that lacks one does not end, and what
+            is left of it is asked for anew.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class CellSearcher(Stateless):
         config: Callable[[Place], dict[str, Any]],
         end: Callable[[Place], End | None],
         round_ended: Callable[[], None],
+        lost: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.course = course
         self._config, self._end, self._round_ended = config, end, round_ended
+        self._lost = lost
         self._running: dict[str, Place] = {}
         self._waiting = list(course.due)
 
@@ -49,6 +53,8 @@ class CellSearcher(Stateless):
     ) -> None:
         """Takes a cell's end; one that errored is no evidence, and tried again by another start."""
         place = self._running.pop(trial_id)
+        if error and self._config(place)["label"] in self._lost:
+            return
         end = End(lost=True) if error else self._end(place)
         if end is None:
             return  # cut off: the sweep is ending

@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,21 +34,22 @@ from tune_study.search.rounds import Course, End, Place
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:
+    from tune_study.cluster import Cluster
+    from tune_study.guard import Guard
+    from tune_study.losses import Losses
     from tune_study.searcher import CellSearcher
     from tune_study.stopper import DivergenceStopper
 
-# Before Ray is imported, which reads them then.
-os.environ.update(
-    {
-        "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
-        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # only the logs that somebody reads
-        "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours ends the sweep in order
-        "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0, no output but ours
-        "RAY_CHDIR_TO_TRIAL_DIR": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # when its server is gone, not a minute
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray 2.60 asks for a choice, or warns
-    }
-)
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # only the logs that somebody reads
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours ends the sweep in order
+    "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0, no output but ours
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # when its server is gone, not a minute
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray 2.60 asks for a choice, or warns
+}
+os.environ.update(ENVIRONMENT)  # before Ray is imported, which reads it then
 
 CHECKPOINTS_KEPT = 2
 """Of a running cell: the newest may be cut off while it is written."""
@@ -239,8 +240,11 @@ def run(
     who: Policy | None = None,
     end: float | None = None,
     loggers: Sequence[Any] = (),
+    cluster: Cluster | None = None,
 ) -> Outcome:
     """Runs the cells of a plan to their ends, or until interrupted.
+
+    On a cluster, cells whose node was lost are then gone on with on those that are left.
 
     Raises:
         ConfigError: if the disk has too little room, or the folder for temporary files none for
@@ -256,94 +260,166 @@ def run(
         who: how many cells at a time; as `concurrency.policy` says by default.
         end: when the sweep has to be over, by `time.monotonic`.
         loggers: further tune.Callbacks, that log to other tools.
+        cluster: the Ray cluster to run on; one of our own on this machine by default.
     """
     # Ray takes seconds to import; nothing above needs it.
-    from ray import tune
-
-    from trainable import GPTTrainable
-    from tune_study.budget import Budget
-    from tune_study.callbacks import Checkpoints, RowLogger
     from tune_study.guard import Guard, StoppedError
-    from tune_study.stopper import DivergenceStopper
-    from tune_study.turns import InTurn
+    from tune_study.losses import Losses
 
     study, who = plan.study, who or policy(plan.study.base)
-    at_once = who.at_once
-    machine.sockets()
-    disk.check(disk.needs(plan, folder, tokens.vocab_size, at_once, CHECKPOINTS_KEPT))
-    # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
-    resources: dict[str, float] = {"cpu": who.cpus, "gpu": who.gpus, "trial_slot": 1}
-    stopper = DivergenceStopper(
-        study.criterion,
-        {cell.label: cell.config.warmup_steps for cell in plan.may_run},
-        {cell.label: cell.rows for cell in plan.may_run},
+    if cluster is None:
+        machine.sockets()
+    disk.check(disk.needs(plan, folder, tokens.vocab_size, who.at_once, CHECKPOINTS_KEPT))
+    losses = progress.losses = Losses(count=cluster is not None)
+    guard = Guard(
+        folder,
+        disk.reserve(study, tokens.vocab_size, who.at_once),
+        None if cluster is None else lambda: cluster.fault(who.cpus, who.gpus),
     )
-    budget = Budget(end, stopper.halt)
-    guard = Guard(folder, disk.reserve(study, tokens.vocab_size, at_once))
-    experiment = folder.next_experiment()
-    cells: dict[str, Any] = {
-        "data": {"root": str(tokens.folder.parent), "checksum": tokens.manifest.checksum},
-        "checkpoint_every_s": study.checkpoint_every_s,
-    }
-    search: Any
-    if plan.search is None:
-        search = InTurn([_trial_config(cell, experiment) for cell in plan.todo])
-    else:
-        search = _searcher(plan, experiment, stopper, progress)
-    stopped = ""
+    start = _Start(
+        folder, tokens, progress, reuse_actors, who, end, loggers, cluster, guard, losses
+    )
+    experiment = stopped = ""
+    errors: dict[str, str] = {}
+    interrupted = over = False
     try:
         with (
             signals.kept() as outside,  # Ray sets its own
-            _ray(who, outside) as session,
-            signals.orderly(stopper.halt, outside) as interrupted,
+            _ray(who, outside) if cluster is None else nullcontext() as session,
         ):
-            tuner = tune.Tuner(
-                tune.with_resources(GPTTrainable, resources),
-                param_space=cells,
-                tune_config=tune.TuneConfig(
-                    search_alg=search,
-                    num_samples=-1,
-                    max_concurrent_trials=at_once,
-                    reuse_actors=reuse_actors,
-                    trial_name_creator=_trial_name,
-                    trial_dirname_creator=_trial_name,
-                ),
-                run_config=tune.RunConfig(
-                    name=experiment,
-                    storage_path=str(folder.experiments),
-                    stop=stopper,
-                    verbose=0,
-                    callbacks=[
-                        guard,
-                        budget,
-                        RowLogger(),
-                        Checkpoints(folder, plan, CHECKPOINTS_KEPT),
-                        *loggers,
-                        progress,
-                    ],
-                    # Kept to a few by ours: Tune would save its whole state with every second one.
-                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                ),
-            )
-            tuner.fit()
+            while True:
+                experiment = folder.next_experiment()
+                interrupted, over = _experiment(plan, experiment, start, outside)
+                for label in losses.labels:  # Tune may have copied it before we took it away
+                    (folder.experiments / experiment / label / "error.txt").unlink(missing_ok=True)
+                errors |= _errors(plan, folder)
+                if not losses.labels or interrupted or over:
+                    break
+                plan = _again(plan, folder, tokens.manifest.checksum, losses.labels)
+                losses.labels.clear()
     except (Exception, StoppedError) as error:
         stopped = guard.explain(error)
         if not stopped:
             raise
         guard.tidy(experiment)
+        errors |= _errors(plan, folder)
     else:
-        shutil.rmtree(session, ignore_errors=True)  # its logs would fill the disk start by start
+        if session is not None:  # its logs would fill the disk start by start
+            shutil.rmtree(session, ignore_errors=True)
+    return Outcome(not stopped and interrupted, stopped, errors, over)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What the experiments of one start have in common; attributes as in `run`."""
+
+    folder: StudyFolder
+    tokens: Tokens
+    progress: Any
+    reuse_actors: bool
+    who: Policy
+    end: float | None
+    loggers: Sequence[Any]
+    cluster: Cluster | None
+    guard: Guard
+    losses: Losses
+
+
+def _experiment(plan: Plan, name: str, start: _Start, outside: dict[int, Any]) -> tuple[bool, bool]:
+    """Runs one Tune experiment; returns whether it was interrupted, and whether time was over."""
+    from ray import tune
+
+    from trainable import GPTTrainable
+    from tune_study.budget import Budget
+    from tune_study.callbacks import Checkpoints, RowLogger
+    from tune_study.stopper import DivergenceStopper
+    from tune_study.turns import InTurn
+
+    study, who, folder, losses = plan.study, start.who, start.folder, start.losses
+    data = {
+        "root": str(start.tokens.folder.parent),
+        "checksum": start.tokens.manifest.checksum,
+    }
+    resources: dict[str, float] = {"cpu": who.cpus, "gpu": who.gpus}
+    storage: Any = None
+    if start.cluster is None:
+        # The slot holds trials apart where Ray does not see the accelerator, or sees it wrongly.
+        resources["trial_slot"] = 1
+    else:
+        # Else Tune asks for one worker at a time, and each takes seconds to start.
+        os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(who.at_once)
+        storage = start.cluster.storage(folder.experiments)
+        data |= {"folder": str(start.tokens.folder), "home": storage.handler.node}
+    stopper = DivergenceStopper(
+        study.criterion,
+        {cell.label: cell.config.warmup_steps for cell in plan.may_run},
+        {cell.label: cell.rows for cell in plan.may_run},
+    )
+    budget = Budget(start.end, stopper.halt)
+    search: Any
+    if plan.search is None:
+        search = InTurn([_trial_config(cell, name) for cell in plan.todo])
+    else:
+        search = _searcher(plan, name, stopper, start.progress, losses)
+    with signals.orderly(stopper.halt, outside) as interrupted:
+        tuner = tune.Tuner(
+            tune.with_resources(GPTTrainable, resources),
+            param_space={"data": data, "checkpoint_every_s": study.checkpoint_every_s},
+            tune_config=tune.TuneConfig(
+                search_alg=search,
+                scheduler=losses,
+                num_samples=-1,
+                max_concurrent_trials=who.at_once if who.limit else None,
+                reuse_actors=start.reuse_actors,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=str(folder.experiments),
+                storage_filesystem=storage,
+                stop=stopper,
+                verbose=0,
+                callbacks=[
+                    start.guard,
+                    budget,
+                    RowLogger(losses),
+                    Checkpoints(folder, plan, CHECKPOINTS_KEPT),
+                    *start.loggers,
+                    start.progress,
+                ],
+                # Kept to a few by ours: Tune would save its whole state with every second one.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            ),
+        )
+        tuner.fit()
+    return interrupted(), budget.over
+
+
+def _again(before: Plan, folder: StudyFolder, checksum: str, lost: set[str]) -> Plan:
+    """What is left to do after cells were lost, worked out as by another start.
+
+    Of a grid these cells alone: those that errored wait for the user. Of a search all that is due.
+    """
+    new = plan(before.study, folder, checksum)
+    if before.search is not None:
+        return new
+    todo = tuple(cell for cell in new.todo if cell.label in lost)
+    return replace(new, todo=todo, may_run=todo)
+
+
+def _errors(plan: Plan, folder: StudyFolder) -> dict[str, str]:
+    """Of the cells that ran, those that errored, by label, with the reason."""
     records, _ = read(folder.experiments)
-    errors = {
+    return {
         cell.label: records[cell.identity].errors[-1]
         for cell in (plan.todo if plan.search is None else plan.may_run)
         if cell.identity in records and records[cell.identity].attempts[-1].error
     }
-    return Outcome(not stopped and interrupted(), stopped, errors, budget.over)
 
 
 def _searcher(
-    plan: Plan, experiment: str, stopper: DivergenceStopper, progress: Any
+    plan: Plan, experiment: str, stopper: DivergenceStopper, progress: Any, losses: Losses
 ) -> CellSearcher:
     """Asks for the cells of one round after the other, and says what is known after each."""
     from tune_study.searcher import CellSearcher
@@ -363,7 +439,7 @@ def _searcher(
         due = [lattice.configs[place].label for place in course.due]
         progress.go_on(due, lines(course, lattice.lrs))
 
-    return CellSearcher(course, config, end, say)
+    return CellSearcher(course, config, end, say, losses.labels)
 
 
 def _trial_config(cell: Cell, experiment: str) -> dict[str, Any]:
