@@ -229,7 +229,7 @@ def trial(small, tmp_path):
     """What Tune hands to callbacks."""
     path = tmp_path / "left" / "tune" / "sweep-001" / small.label
     path.parent.mkdir(parents=True)
-    cell = {"label": small.label, "steps": small.steps, "device": "cpu"}
+    cell = small.model_dump(mode="json") | {"label": small.label, "identity": "id"}
     return SimpleNamespace(trial_id="t", config={"cell": cell}, path=str(path))
 
 
