@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from analysis import bundled, load
+from analysis import load
 from analysis.summary import edge_text, interval_text
 from tests.conftest import ROOT
 from tune_study import archive, cli, commands
-from tune_study.store import StudyFolder
 
 RESULTS = ROOT / "results"
 PILOT, STORIES = RESULTS / "pilot", RESULTS / "tinystories-small"
@@ -29,10 +28,8 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("folder", [PILOT, STORIES], ids=lambda folder: folder.name)
-def test_a_published_result_is_whole_and_its_numbers_follow_from_its_tables(folder):
+def test_a_published_result_is_complete_and_of_committed_code(folder):
     manifest = archive.read(folder)
-    assert archive.faults(folder, manifest) == []
-    assert bundled.differences(StudyFolder(RESULTS, folder.name)) == []
     assert manifest.status == archive.Status(complete=True, running=False, problems=(), damage=())
     commits = {of["commit"] for of in (manifest.versions, manifest.packed_with)}
     assert all(re.fullmatch("[0-9a-f]{12}", commit) for commit in commits)

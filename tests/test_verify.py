@@ -7,6 +7,7 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 
 from tune_study import verify
 from tune_study.config import ConfigError, Criterion, DataConfig, TrialConfig
@@ -131,6 +132,7 @@ def test_the_same_bits_are_found_and_one_other_is_not_taken_for_them(trained, to
     norm = trained.rows[-1]["grad/norm"]
     found = again(changed(trained, **{"grad/norm": norm * (1 + 1e-12)}), tokens)
     assert (found.bits, found.agrees, found.difference) == (False, False, 0.0)
+    assert "same final loss, but not the same in all numbers" in found.told
     losses = [*trained.rows[-1]["train/losses"][:-1], 1.0]
     assert not again(changed(trained, **{"train/losses": losses}), tokens).bits
     assert not again(changed(trained, nonfinite="val/loss"), tokens).bits
@@ -159,6 +161,16 @@ def test_a_run_that_ends_otherwise_never_agrees(trained, tokens):
     found = again(diverged, tokens, "other processor", tolerance=9)
     assert not found.agrees
     assert "ends otherwise" in found.told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is here")
+def test_a_cell_of_a_device_that_is_not_here_is_trained_on_the_cpu(trained, tokens):
+    gpu = verify.Recorded(
+        **trained.__dict__ | {"config": trained.config.replace(device="cuda"), "device": "cuda (H)"}
+    )
+    why = verify.other_machine(gpu, {})
+    assert "cuda" in why
+    assert again(changed(gpu, **{"grad/norm": 0.0}), tokens, why).agrees
 
 
 def test_code_that_gives_another_identity_is_named(trained, tokens):

@@ -219,6 +219,8 @@ def train(
     difference = _difference(cell, rows, config, criterion)
     if difference is None:
         text = "ends otherwise"
+    elif difference == 0:
+        text = "same final loss, but not the same in all numbers"
     else:
         text = f"final loss {rows[-1]['val/loss']:.6g}, recorded {cell.rows[-1]['val/loss']:.6g}: "
         text += f"differs by {difference:.2g} nats"
