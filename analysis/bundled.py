@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.load import Results, from_rows, judge_finished, searched
 from analysis.summary import json_safe, summarise
-from analysis.tables import HISTORY_KEYS, as_cells
+from analysis.tables import CELL_COLUMNS, HISTORY_KEYS, as_cells
 from tune_study import archive
-from tune_study.config import Criterion, Study, TrialConfig
+from tune_study.config import ConfigError, Criterion, Study, TrialConfig
 from tune_study.divergence import Row
 from tune_study.records import ended
 from tune_study.store import StudyFolder
@@ -42,8 +43,8 @@ def read(
     """A bundle's folder as results; arguments as of `analysis.load.load`."""
     stored, status = folder.read(), archive.read(folder.path).status
     study = study or Study(**stored["study"])
-    cells = pd.read_parquet(folder.path / archive.CELLS)
-    history = pd.read_parquet(folder.path / archive.HISTORY)
+    cells = _table(folder.path / archive.CELLS, tuple(CELL_COLUMNS))
+    history = _table(folder.path / archive.HISTORY, HISTORY_KEYS)
     labels = {config.label for config in study.cells()}
     cells = cells[cells["cell"].isin(labels)].reset_index(drop=True)
     history = history[history["cell"].isin(labels)].reset_index(drop=True)
@@ -67,6 +68,31 @@ def read(
         source=folder.path,
         search=search,
     )
+
+
+def _table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    """One of the tables, which has these columns.
+
+    Raises:
+        ConfigError: if it is no such table.
+    """
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError):  # pyarrow's are of these
+        raise ConfigError(f"{path}: is no Parquet file. Get the bundle again.") from None
+    if lacking := [name for name in columns if name not in table]:
+        raise ConfigError(f"{path}: has no column {lacking[0]!r}. Get the bundle again.")
+    return table
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is missing or damaged. Get the bundle again.")
+    return content
 
 
 def judged(cells: pd.DataFrame, history: pd.DataFrame, study: Study) -> pd.DataFrame:
@@ -117,8 +143,7 @@ def differences(folder: StudyFolder) -> list[str]:
     """
     results = read(folder)
     lines = list(_other_verdicts(results))
-    path = folder.path / archive.SUMMARY
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = _json(folder.path / archive.SUMMARY)
     again = json_safe(summarise(results))
     lines += _limited("summary.json", _unlike(stored, again))
     if (folder.path / archive.LOGS).is_dir():
@@ -179,9 +204,11 @@ def _limited(name: str, lines: list[str]) -> list[str]:
 
 def configs(folder: StudyFolder) -> dict[str, tuple[TrialConfig, str]]:
     """Every cell's settings as resolved when it was packed, and its identity then."""
-    content = json.loads((folder.path / archive.CONFIG).read_text(encoding="utf-8"))
-    shared = content["shared"]
-    return {
-        label: (TrialConfig(**shared | own["settings"]), own["identity"])
-        for label, own in content["cells"].items()
-    }
+    content = _json(folder.path / archive.CONFIG)
+    try:
+        return {
+            label: (TrialConfig(**content["shared"] | own["settings"]), own["identity"])
+            for label, own in content["cells"].items()
+        }
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(f"{folder.path / archive.CONFIG}: is damaged. Get it again.") from None

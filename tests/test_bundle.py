@@ -302,6 +302,26 @@ def test_what_cannot_be_verified_is_one_line(small, tmp_path, verify):
         verify(small)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("cells.parquet", b"torn", "no Parquet file"),
+        ("history.parquet", None, "has no column 'cell'"),
+        ("summary.json", b"[]", "missing or damaged"),
+        ("config.json", b'{"cells": {"a": {}}}', "is damaged"),
+        ("study.json", b"{}", "is damaged"),
+    ],
+)
+def test_a_damaged_file_whose_hash_was_made_anew_is_one_line(small, verify, name, content, why):
+    if content is None:
+        pd.DataFrame({"x": [1]}).to_parquet(small / name)
+    else:
+        (small / name).write_bytes(content)
+    sealed_anew(small)
+    with pytest.raises(ConfigError, match=why):
+        verify(small)
+
+
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
