@@ -56,7 +56,15 @@ def make(names: Sequence[str], folder: StudyFolder) -> list[Background]:
 
 @dataclass(frozen=True)
 class Shown:
-    """What Ray's callbacks see in place of a trial: the cell, under the same id in every start."""
+    """What Ray's callbacks see in place of a trial: the cell, under the same id in every start.
+
+    Attributes:
+        label, identity: the cell's.
+        trial_id: study and identity, by which W&B knows the run.
+        experiment_dir_name: the study.
+        local_path: the trial's folder.
+        settings: what tells the run, as pairs of name and value.
+    """
 
     label: str
     trial_id: str
@@ -67,6 +75,7 @@ class Shown:
 
     @classmethod
     def of(cls, trial: Trial, study: str) -> Shown:
+        """Of a trial of Tune's."""
         cell = trial.config["cell"]
         settings = TrialConfig.of(cell).telling()
         data = {f"data.{name}": value for name, value in settings.pop("data").items()}
@@ -83,6 +92,7 @@ class Shown:
 
     @property
     def config(self) -> dict[str, Any]:
+        """The settings by name."""
         return dict(self.settings)
 
     def __str__(self) -> str:

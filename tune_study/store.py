@@ -8,6 +8,7 @@
 <runs>/<study>/replays/     cells run again on CPU, one JSON file a cell
 <runs>/<study>/tensorboard/ TensorBoard's event files, a folder a cell
 <runs>/<study>/optuna.db    the study for Optuna's dashboard
+<runs>/<study>/wandb/, mlflow.db  what `sweep --log` writes, unless it goes to a server
 <runs>/<study>/weights/     final weights of the cells that the study keeps them of
 """
 
