@@ -3,10 +3,10 @@
     python -m benchmarks.edge CELLS.parquet
 
 Takes the cells of a report (runs/dense/report/cells.parquet) and lets the search ask for them,
-once for the edges alone, once with the best learning rates, once with the learning rates that LR
-sensitivity needs: shares of the grid's cells and
-steps, and of the lines for which the answer is the grid's, within one learning rate or, for the
-best one, CLOSE_NATS of its loss. Seeds of which a cell has no result are left out. Trains nothing.
+once for the edges alone, once with the best learning rates, once as `verdicts` does: shares of the
+grid's cells and steps, and of the lines for which the answer is the grid's, within one learning
+rate or, for the best one, CLOSE_NATS of its loss; then the verdicts by each. Seeds of which a cell
+has no result are left out. Trains nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import estimators
+import search_spaces
+from analysis import estimators, hypotheses
 from analysis.load import judge_finished
 from analysis.tables import NO_EVIDENCE
 from tune_study.config import ConfigError, Criterion, Search
@@ -45,7 +46,7 @@ def main() -> None:
     searches = {
         "edges": Search(best_lr=False),
         "edges and best LR": Search(),
-        "edges and every fourth LR": Search(best_lr=False, every=4),
+        "verdicts": Search(best_lr=False, every=4, threshold=True),
     }
     for name, rules in searches.items():
         row = compare(cells, rules)
@@ -56,6 +57,30 @@ def main() -> None:
         )
         for line in row["missed"]:
             print(f"  missed: {line}")
+    print("\nJudged by the whole grid, then by each search's cells alone:")
+    for name, rules in {"the whole grid": None, **searches}.items():
+        table = cells if rules is None else judged(cells, ran(cells, play(cells, rules)))
+        print(f"- {name}: {verdicts(table)}")
+
+
+def verdicts(cells: pd.DataFrame) -> str:
+    """Each hypothesis with its verdict, and its parts as depth, effect and interval."""
+    said = []
+    for verdict in hypotheses.judge(cells, search_spaces.get("dense").margins):
+        parts = [
+            f"{'' if part.depth is None else f'depth {part.depth} '}{part.effect:.3g} "
+            f"[{part.low:.3g}, {part.high:.3g}]"
+            for part in verdict.parts
+        ]
+        said.append(f"{verdict.hypothesis} {verdict.verdict} ({'; '.join(parts)})")
+    return ". ".join(said)
+
+
+def ran(cells: pd.DataFrame, course: Course) -> np.ndarray:
+    """Which cells a search asked for, a flag a row."""
+    lrs = np.sort(cells["lr"].unique())
+    asked = {(at.depth, at.arm, at.seed, lrs[place]) for at, place in course.asked}
+    return np.array([key in asked for key in zip(*(cells[k] for k in [*KEYS, "lr"]), strict=True)])
 
 
 def whole_seeds(cells: pd.DataFrame) -> pd.DataFrame:
@@ -86,9 +111,8 @@ def compare(cells: pd.DataFrame, rules: Search) -> dict[str, Any]:
     """
     lrs = np.sort(cells["lr"].unique())
     course = play(cells, rules)
-    asked = {(at.depth, at.arm, at.seed, lrs[place]) for at, place in course.asked}
-    ran = [key in asked for key in zip(*(cells[k] for k in [*KEYS, "lr"]), strict=True)]
-    found = judged(cells, np.array(ran))
+    known = ran(cells, course)
+    found = judged(cells, known)
     whole, part = (estimators.max_stable_lr(table) for table in (cells, found))
     apart = np.abs(_place(lrs, whole["low"]) - _place(lrs, part["low"]))
     missed = [
@@ -102,8 +126,8 @@ def compare(cells: pd.DataFrame, rules: Search) -> dict[str, Any]:
         near = np.abs(_place(lrs, mine["value"]) - _place(lrs, best["value"])) <= 1
         close = float((near | (mine["loss"] - best["loss"] <= CLOSE_NATS)).mean())
     return {
-        "cells": float(np.mean(ran)),
-        "steps": float(cells.loc[ran, "step"].sum() / cells["step"].sum()),
+        "cells": float(np.mean(known)),
+        "steps": float(cells.loc[known, "step"].sum() / cells["step"].sum()),
         "edge": float((apart <= 1).mean()),
         "believed": float((np.abs(believed(cells, rules) - believed(found, rules)) <= 1).mean()),
         "best": close,
@@ -136,10 +160,10 @@ def play(cells: pd.DataFrame, rules: Search) -> Course:
     return Course(Rounds(lines, lrs.tolist(), rules, Criterion()), ends.get)
 
 
-def judged(cells: pd.DataFrame, ran: np.ndarray) -> pd.DataFrame:
-    """The table as a search leaves it: judged by the cells that ran, the others untried."""
+def judged(cells: pd.DataFrame, asked: np.ndarray) -> pd.DataFrame:
+    """The table as a search leaves it: judged by the cells asked for, the others untried."""
     rows = cells.to_dict("records")
-    for row, known in zip(rows, ran, strict=True):
+    for row, known in zip(rows, asked, strict=True):
         if not known:
             row["state"] = "untried"
         elif row["state"] == "failed":

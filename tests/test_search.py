@@ -169,6 +169,25 @@ def test_learning_rates_for_all_lines_are_the_first_round():
         STUDY.replace(search=Search(every=7))
 
 
+def test_near_offs_edge_the_other_arms_run_the_same_cells():
+    _, ends = simulated.study(np.random.default_rng(4), 0.0)
+    lines = list(dict.fromkeys(line for line, _ in ends))
+    rules = Search(best_lr=False, every=6, threshold=True)
+    course = Course(Rounds(lines, simulated.LRS, rules, Criterion()), ends.get)
+    plain = rules.replace(threshold=False)
+    without = Course(Rounds(lines, simulated.LRS, plain, Criterion()), ends.get)
+    assert len(without.asked) < len(course.asked)
+    shared = 0
+    ran = set(course.asked)
+    for found in course.edges():
+        if found.line.arm == "off":
+            on = Line(found.line.depth, "rmsnorm", found.line.seed)
+            near = {p for at, p in ran if at == found.line and found.high - 4 <= p <= found.high}
+            assert near <= {p for at, p in ran if at == on}
+            shared += len(near)
+    assert shared > 30  # of 15 edges, each with at least the cells on its two sides
+
+
 # --------------------------------------------------------------------------- a study
 
 STUDY = Study(

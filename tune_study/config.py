@@ -393,6 +393,11 @@ class Search(Config):
         description="n, for every n-th LR to run on every line so that LR sensitivity has a grid, "
         "1 or more, or null",
     )
+    threshold: bool = Field(
+        False,
+        description="true to run the cells near off's edge in the other arms, too, for the "
+        "necessity threshold",
+    )
     batch: int = Field(12, ge=1, description="the most cells a round runs, 1 or more")
     cells: int | None = Field(
         None, ge=1, description="the most cells to run altogether, 1 or more, or null"

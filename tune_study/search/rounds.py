@@ -30,6 +30,13 @@ CLOSE = 0.05
 """Share of the way from the lowest loss to the unigram entropy within which a group's own lowest
 loss is near enough to judge failure by."""
 
+OFF = "off"
+"""The arm that the others are compared with."""
+
+NEAR_EDGE = 4
+"""Learning rates below off's edge whose cells tell where an arm begins to be needed. On the dense
+pilot it gave the slope of the threshold over depth that the whole grid gives (docs/edge.md)."""
+
 
 @dataclass(frozen=True, order=True)
 class Line:
@@ -221,6 +228,12 @@ class _State:
                 self.waiting.add(line)
             else:
                 self.wanted[line] = self._want(line)
+        if self.rules.threshold:
+            for line in order:
+                off = Line(line.depth, OFF, line.seed)
+                # An edge is known before its neighbourhood is looked at in another arm.
+                if line.arm != OFF and {self.wanted.get(at, -1) for at in (line, off)} == {None}:
+                    self.wanted[line] = self._beside(line, off)
 
     def edges(self) -> list[Edge]:
         """As `Rounds.edges`."""
@@ -272,6 +285,12 @@ class _State:
             hint = self._hint(line)
             return None if hint in tried else hint
         return place
+
+    def _beside(self, line: Line, off: Line) -> int | None:
+        """The next place near off's edge that off ran and this line did not."""
+        _, high = edge.bracket(self.known.stable.get(off, {}), self.size)
+        near = {at for at in self.known.tried.get(off, ()) if high - NEAR_EDGE <= at <= high}
+        return max(near - self.known.tried.get(line, set()), default=None)
 
     def _lowest(self, line: Line, steps: tuple[int, ...]) -> int | None:
         """The next place on the way to the line's lowest loss, or None if it is found."""
