@@ -1,4 +1,4 @@
-# make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report;
+# make sweep [STUDY=pilot] [RUNS=runs] [DATA=data]   prepare, run or resume, report; RUNS also s3://...
 #            [HOURS=8]                               stops in order after so long
 #            [RAY_ADDRESS=head:6379]                 on a Ray cluster
 # make plan [STUDY=pilot]                            what a sweep would take, before it runs
@@ -9,7 +9,7 @@
 # make check-results                                 results/: hashes, numbers, cells trained again
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
-# make test-cluster                                  two Ray nodes here, one killed; a few minutes
+# make test-cluster                                  two Ray nodes, one killed; S3 by moto; some minutes
 # make check                                         lint, format, types
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
@@ -76,7 +76,7 @@ test-faults: $(VENV)/installed-dev
 	$(BIN)/python -m tests.faults --seed $(SEED) --faults $(FAULTS) --json $(FAULTS_JSON) \
 	  $(if $(SCENARIO),--scenario $(SCENARIO))
 
-test-cluster: $(VENV)/installed-dev
+test-cluster: $(VENV)/installed-dev $(VENV)/moto/installed
 	$(BIN)/python -m pytest tests/cluster_long.py
 
 check: $(VENV)/installed-dev
@@ -106,6 +106,11 @@ $(VENV)/installed: requirements.txt | $(VENV)/bin/python
 
 $(VENV)/installed-dev: requirements-dev.txt $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/moto/installed: requirements-store.txt | $(VENV)/bin/python
+	$(BIN)/python -m venv $(VENV)/moto
+	$(VENV)/moto/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-store.txt
 	@touch $@
 
 $(VENV)/installed-integrations: requirements-integrations.txt $(VENV)/installed

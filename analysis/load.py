@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables import as_cells
-from tune_study import archive, histories, records
+from tune_study import archive, histories, records, remote
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Finish, failed, normalised_loss
 from tune_study.histories import LOSSES, NOTES, Histories, History
@@ -168,6 +168,9 @@ def _folder(source: Any) -> StudyFolder:
     """The study that a path, an ExperimentAnalysis or a ResultGrid belongs to."""
     if hasattr(source, "experiment_path"):
         path = Path(source.experiment_path).parent.parent
+    elif isinstance(source, str) and remote.is_uri(source):
+        runs, _, name = source.rstrip("/").rpartition("/")
+        return remote.fetched(runs, name)
     else:
         path = Path(source).expanduser().resolve()
     return StudyFolder(path.parent, path.name)

@@ -94,6 +94,9 @@ def test_a_cluster_has_room_for_what_fits_on_its_nodes(small):
     assert (asked.at_once, asked.limit) == (9, True)
     gpu = policy_on(nodes, small.replace(device="cuda"))
     assert (gpu.at_once, gpu.cpus, gpu.gpus) == (1, 1, 1.0)  # one core for two GPUs
+    shared = policy_on([Node(8, gpus=2)], small.replace(device="cuda"), asked=5)
+    assert (shared.at_once, shared.gpus) == (5, 1 / 3)
+    assert Node(8, gpus=2).cells(1, shared.gpus) == 6
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_a_cluster_has_room_for_what_fits_on_its_nodes(small):
     [
         ({"threads": 6}, "no node of the cluster has 6 cores for a cell"),
         ({"device": "mps"}, "is not for a Ray cluster"),
-        ({"device": "cuda"}, "1 core and a GPU"),
+        ({"device": "cuda"}, "1 core and 1 GPU"),
     ],
 )
 def test_what_fits_on_no_node_is_refused(small, changes, said):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tune_study.board import Board
     from tune_study.cluster import Cluster
     from tune_study.loggers import Background
+    from tune_study.remote import Mirror
     from tune_study.sweep import Plan
 
 app = typer.Typer(
@@ -80,8 +82,29 @@ CellName = Annotated[
     str,
     typer.Argument(metavar="CELL", help="Such as d2-off-lr1.000e-01-s0.", autocompletion=_cells),
 ]
+
+
+def _no_uri(runs: Path) -> Path:
+    """Of a URI Path has eaten one of the two slashes."""
+    if re.match(r"[a-z][a-z0-9+]+:/", str(runs)):
+        raise ConfigError(f"--runs {runs}: this verb needs a folder, not a URI.")
+    return runs
+
+
 Runs = Annotated[
-    Path, typer.Option(envvar="RUNS", help="Folder of all studies' results.", show_default=True)
+    Path,
+    typer.Option(
+        envvar="RUNS",
+        help="Folder of all studies' results.",
+        show_default=True,
+        callback=_no_uri,
+    ),
+]
+RunsOrUri = Annotated[
+    str,
+    typer.Option(
+        envvar="RUNS", help="Folder or URI, such as s3://bucket/runs, of all studies' results."
+    ),
 ]
 Data = Annotated[Path, typer.Option(envvar="DATA", help="Folder of all prepared tokens.")]
 Name = Annotated[
@@ -129,6 +152,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 """The live progress line hides it."""
 
 DEFAULT_RUNS, DEFAULT_DATA = Path("runs"), Path("data")
+RUNS_OR_URI = str(DEFAULT_RUNS)
 
 
 @app.command()
@@ -219,7 +243,7 @@ def sweep(
     with_report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write the report at the end.")
     ] = True,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Run what is missing of a study, from where it stands, then write its report.
@@ -227,7 +251,7 @@ def sweep(
     Options narrow or change the study without editing it. The result goes under another
     name, so that it never mixes with the study's own.
     """
-    from tune_study import archive, device
+    from tune_study import archive, device, remote
     from tune_study import sweep as engine
     from tune_study.data import open_tokens
 
@@ -248,10 +272,12 @@ def sweep(
                 "searched, such as edge."
             )
         wanted = wanted.replace(search=wanted.search.replace(cells=cells))
-    folder = StudyFolder(runs, wanted.name)
-    if archive.is_bundle(folder.path):
-        raise ConfigError(f"{folder.path}: holds a bundle. Sweep into another folder by --runs.")
-    with _cluster(address) as cluster, folder.lock():
+    if not remote.is_uri(runs) and archive.is_bundle(at := remote.local(runs) / wanted.name):
+        raise ConfigError(f"{at}: holds a bundle. Sweep into another folder by --runs.")
+    with (
+        _cluster(address) as cluster,
+        remote.working(runs, wanted.name) as (folder, mirror),
+    ):
         if cluster is not None:
             who = policy_on(cluster.nodes(), wanted.base, max_concurrent)
         _prepare(wanted, data)
@@ -266,11 +292,14 @@ def sweep(
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
-            outcome = _run(plan, folder, tokens, who, end, log or (), cluster)
+            outcome = _run(plan, folder, tokens, who, end, log or (), cluster, mirror)
         else:
             outcome = engine.Outcome(False, "", {})
             done = "all" if not plan.given_up else f"{plan.done} of"
             print(f"{wanted.name}: {done} {plan.asked} cells are done, none is to run.")
+    if mirror is not None and mirror.behind:
+        print(f"Not all is there yet: {mirror.behind} Then: {_command()}", file=sys.stderr)
+        raise typer.Exit(1)
     if outcome.interrupted:
         print(f"Interrupted; everything reported is kept. Go on with: {_command()}")
         raise typer.Exit(130)
@@ -285,6 +314,8 @@ def sweep(
         os._exit(1)  # Ray would wait for its servers at exit; the reaper has ended them
     if with_report:
         _report(folder, wanted, folder.report)
+        if mirror is not None:
+            print(f"Report: {remote.send_report(runs, folder)}")
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
     for label, errors in plan.given_up.items():
@@ -319,7 +350,7 @@ def doctor(
 
 
 @app.command()
-def status(study: StudyName, runs: Runs = DEFAULT_RUNS) -> None:
+def status(study: StudyName, runs: RunsOrUri = RUNS_OR_URI) -> None:
     """Print how far a study is, running or not.
 
     First what `sweep` shows while it runs: counts, time left, the cells at work, and a map with a
@@ -350,7 +381,7 @@ def cells(
     by: Annotated[
         str | None, typer.Option(help="A column of cells.parquet to sort by, such as loss.")
     ] = None,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
 ) -> None:
     """List cells by words, state or column.
 
@@ -362,7 +393,7 @@ def cells(
 
 
 @app.command()
-def show(study: StudyName, cell: CellName, runs: Runs = DEFAULT_RUNS) -> None:
+def show(study: StudyName, cell: CellName, runs: RunsOrUri = RUNS_OR_URI) -> None:
     """Print one cell and its training.
 
     Its verdict, and loss, attention and gradients from the first report to the last.
@@ -378,7 +409,7 @@ def compare(
     studies: Annotated[
         list[str], typer.Argument(metavar="STUDY STUDY...", autocompletion=_studies)
     ],
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
 ) -> None:
     """Print studies side by side.
 
@@ -394,19 +425,23 @@ def compare(
 def report(
     studies: Annotated[list[str], typer.Argument(metavar="STUDY...", autocompletion=_studies)],
     criterion: CriterionName = None,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
 ) -> None:
     """Write the report of a study again, from what is there. Trains nothing.
 
     Under another criterion than the study's own, it goes into a folder of that name in there.
     With several studies, writes a page that sets them side by side instead.
     """
-    folders = [StudyFolder(runs, name) for name in studies]
+    from tune_study import remote
+
+    folders = [remote.fetched(runs, name) for name in studies]
     rules = None if criterion is None else criterion_named(criterion)
     if len(folders) > 1:
         from analysis import load
         from analysis.compare import compare
 
+        if remote.is_uri(runs):
+            raise ConfigError(f"--runs {runs}: a page of several studies needs a folder.")
         out = folders[0].path.parent / "-vs-".join(studies)
         results = [load(folder.path, criterion=rules) for folder in folders]
         print(f"Comparison: {compare(results, out)}")
@@ -417,6 +452,8 @@ def report(
         _report(folder, stored, folder.report)
     else:
         _report(folder, stored.replace(criterion=rules), folder.report / rules.name)
+    if remote.is_uri(runs):
+        print(f"Report: {remote.send_report(runs, folder)}")
 
 
 @app.command()
@@ -633,6 +670,7 @@ def _run(
     end: float | None,
     log: Sequence[str],
     cluster: Cluster | None,
+    mirror: Mirror | None,
 ) -> Any:
     from tune_study import sweep as engine
     from tune_study.progress import Progress
@@ -646,7 +684,15 @@ def _run(
     progress = Progress(_board(folder, plan), who.at_once)
     try:
         return engine.run(
-            plan, folder, tokens, progress, who=who, end=end, loggers=loggers, cluster=cluster
+            plan,
+            folder,
+            tokens,
+            progress,
+            who=who,
+            end=end,
+            loggers=loggers,
+            cluster=cluster,
+            fault=None if mirror is None else lambda: mirror.fault,
         )
     finally:
         progress.close()
@@ -705,10 +751,11 @@ def _console() -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
-def _load(runs: Path, name: str) -> Results:
+def _load(runs: Path | str, name: str) -> Results:
     from analysis import load
+    from tune_study import remote
 
-    return load(StudyFolder(runs, name).path)
+    return load(remote.fetched(str(runs), name).path)
 
 
 def _report(folder: StudyFolder, study: Study, out: Path) -> None:

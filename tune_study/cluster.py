@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +37,9 @@ ANSWER_S = 3.0
 PATIENCE = 3
 """Looks one after the other that find no answer, until the cluster counts as gone."""
 
+GRACE_S = 4.0
+"""For the sweep to end in order when they are gone."""
+
 ROOM_EVERY_S = 10.0
 """Between two looks at whether a node is left that a cell fits on."""
 
@@ -47,11 +51,14 @@ class Cluster:
     Attributes:
         address: of its head, host:port.
         raylet: the socket of Ray's server on this machine.
+        connected: whether it is still needed.
+        gone: why it cannot be used any more; empty if it can.
     """
 
     address: str
     raylet: str
-    _silent: int = 0
+    connected: bool = True
+    gone: str = ""
     _looked: float = field(default_factory=time.monotonic)
 
     def nodes(self) -> list[Node]:
@@ -80,22 +87,31 @@ class Cluster:
             ) from None
 
     def fault(self, cpus: int, gpus: float) -> str:
-        """Why nothing goes on there for cells of this need; empty if it does.
-
-        To be asked about once a second.
-        """
-        host, _, port = self.address.rpartition(":")
-        answers = _connects(socket.AF_INET, (host, int(port))) and _connects(
-            socket.AF_UNIX, self.raylet
-        )
-        self._silent = 0 if answers else self._silent + 1
-        if self._silent >= PATIENCE:
-            return f"the Ray cluster at {self.address} does not answer any more."
-        if answers and time.monotonic() - self._looked > ROOM_EVERY_S:
+        """Why nothing goes on there for cells of this need; empty if it does."""
+        if not self.gone and time.monotonic() - self._looked > ROOM_EVERY_S:
             self._looked = time.monotonic()
             if not any(node.holds(cpus, gpus) for node in self.nodes()):
                 return f"no node of the Ray cluster at {self.address} is left for a cell."
-        return ""
+        return self.gone
+
+    def watch(self) -> None:
+        """Looks, in a thread of its own, whether the servers this process depends on are there.
+
+        Without them Ray's calls do not return, and after ten seconds Ray ends the process with
+        words of its own. So what is blocked a moment after they are gone is ended here.
+        """
+        host, _, port = self.address.rpartition(":")
+        silent = 0
+        while silent < PATIENCE:
+            time.sleep(1.0)
+            answers = _connects(socket.AF_INET, (host, int(port))) and _connects(
+                socket.AF_UNIX, self.raylet
+            )
+            silent = 0 if answers or not self.connected else silent + 1
+        self.gone = f"the Ray cluster at {self.address} does not answer any more."
+        time.sleep(GRACE_S)
+        os.write(2, f"Stopped: {self.gone} Everything reported is kept.\n".encode())
+        os._exit(1)
 
 
 @contextmanager
@@ -133,7 +149,11 @@ def connected(address: str) -> Iterator[Cluster]:
                 )
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise ConfigError(_refused(address, error)) from None
-    yield Cluster(context.address_info["gcs_address"], context.address_info["raylet_socket_name"])
+    found = context.address_info
+    cluster = Cluster(found["gcs_address"], found["raylet_socket_name"])
+    threading.Thread(target=cluster.watch, daemon=True).start()
+    yield cluster
+    cluster.connected = False
     ray.shutdown()
 
 

@@ -16,6 +16,7 @@ Whatever is decided here changes no number: a cell knows nothing of its neighbou
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Node:
     def cells(self, cpus: int, gpus: float) -> int:
         """How many cells that need so much it has room for."""
         room = self.cpus // cpus
-        return room if gpus == 0 else min(room, int(self.gpus / gpus))
+        return room if gpus == 0 else min(room, int(self.gpus / gpus + 1e-6))
 
     def holds(self, cpus: int, gpus: float) -> bool:
         """Whether one cell fits."""
@@ -99,10 +100,13 @@ def policy_on(nodes: Sequence[Node], base: TrialConfig, asked: int | None = None
         raise ConfigError(f"--max-concurrent {asked}: is not a number of cells. Give 1 or more.")
     if base.device == "mps":
         raise ConfigError("device = 'mps': is not for a Ray cluster. Give cpu or cuda.")
-    cpus, gpus = (1, 1.0) if base.device == "cuda" else (base.threads, 0.0)
+    cpus, gpus = base.threads, 0.0
+    if base.device == "cuda":
+        present = max(1, sum(node.gpus for node in nodes))
+        cpus, gpus = 1, 1 / math.ceil((asked or present) / present)
     room = sum(node.cells(cpus, gpus) for node in nodes)
     if not room:
-        need = _several(cpus, "core") + (" and a GPU" if gpus else "")
+        need = _several(cpus, "core") + (f" and {gpus:.2g} GPU" if gpus else "")
         found = "; ".join(f"{_several(n.cpus, 'core')}, {_several(n.gpus, 'GPU')}" for n in nodes)
         raise ConfigError(
             f"--address: no node of the cluster has {need} for a cell ({found or 'none'}). "

@@ -47,7 +47,7 @@ class Guard(Callback):
     Args:
         folder: the study's; that of its experiments is made if it is not there.
         reserve: free bytes below which its disk counts as full.
-        elsewhere: why a cluster that is not ours does not go on; empty if it does.
+        elsewhere: why a cluster or a store that is not ours does not go on; empty if it does.
     """
 
     def __init__(
@@ -60,6 +60,9 @@ class Guard(Callback):
         self._place = _place(folder.experiments)
         self._looked = 0.0
         self._servers: list[tuple[str, int]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its callbacks with every snapshot of the experiment
 
     def setup(self, *args: Any, **info: Any) -> None:
         """Notes Ray's servers."""

@@ -241,6 +241,7 @@ def run(
     end: float | None = None,
     loggers: Sequence[Any] = (),
     cluster: Cluster | None = None,
+    fault: Callable[[], str] | None = None,
 ) -> Outcome:
     """Runs the cells of a plan to their ends, or until interrupted.
 
@@ -261,6 +262,7 @@ def run(
         end: when the sweep has to be over, by `time.monotonic`.
         loggers: further tune.Callbacks, that log to other tools.
         cluster: the Ray cluster to run on; one of our own on this machine by default.
+        fault: says why the study is not to be gone on with; empty if it is.
     """
     # Ray takes seconds to import; nothing above needs it.
     from tune_study.guard import Guard, StoppedError
@@ -274,7 +276,9 @@ def run(
     guard = Guard(
         folder,
         disk.reserve(study, tokens.vocab_size, who.at_once),
-        None if cluster is None else lambda: cluster.fault(who.cpus, who.gpus),
+        lambda: (
+            (cluster.fault(who.cpus, who.gpus) if cluster else "") or (fault() if fault else "")
+        ),
     )
     start = _Start(
         folder, tokens, progress, reuse_actors, who, end, loggers, cluster, guard, losses

@@ -188,7 +188,7 @@ class Tables:
     history: pd.DataFrame
 
     @classmethod
-    def of(cls, study: Path) -> Tables:
+    def of(cls, study: Path | str) -> Tables:
         """Reads them."""
         results = load(study)
         # Where nothing is left, the history has no such column.

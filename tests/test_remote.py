@@ -1,0 +1,127 @@
+"""Studies in a store: claims, what goes there and comes back, and refusals. Without a network."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from pyarrow import fs
+
+from analysis import load
+from tests.left_study import leave
+from tune_study import remote, sweep
+from tune_study.config import ConfigError, Criterion
+
+URI = "s3://bucket/runs"
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """A folder in place of a bucket; returns where the study `left` lies in it."""
+    bucket = tmp_path / "store"
+    bucket.mkdir()
+    inside = fs.SubTreeFileSystem(str(bucket), fs.LocalFileSystem())
+    monkeypatch.setattr(remote, "filesystem", lambda uri: (inside, "runs"))
+    return bucket / "runs" / "left"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Works on the study as another machine each: machine("a") as a context."""
+
+    def at(name):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        return remote.working(URI, "left")
+
+    return at
+
+
+def fill(folder, small, tokens, **how):
+    """What a sweep that was cut off leaves in its folder."""
+    kept = {p.name: p.read_bytes() for p in folder.path.glob(".*") if p.is_file()}
+    leave(folder.path.parent, small, tokens, Criterion(), **how)
+    for name, content in kept.items():
+        (folder.path / name).write_bytes(content)
+
+
+def test_another_machine_goes_on_where_one_stopped(store, machine, small, tokens):
+    with machine("a") as (folder, mirror):
+        fill(folder, small, tokens, keep_at=8, history=[{}, {}])
+        (folder.experiments / "sweep-001" / "experiment_state.json").write_text("{}")
+        (cell,) = sweep.plan(folder.study(), folder, tokens.manifest.checksum).todo
+        rows = next(folder.experiments.glob("*/*/result.json"))
+        rows.write_bytes(rows.read_bytes() + b'{"step": 12')  # a row that is being written
+    assert mirror.behind == ""
+    assert not list(store.rglob("experiment_state.json"))
+    with machine("b") as (there, _):
+        plan = sweep.plan(there.study(), there, tokens.manifest.checksum)
+        assert plan.damage == ()
+        assert plan.todo[0].rows == cell.rows
+        assert [p.name for p in plan.todo[0].checkpoints] == ["checkpoint_000000"]
+    results = load(f"{URI}/left")
+    assert results.history["step"].tolist() == [4, 8]
+    assert not list(results.source.rglob("trainer.pt"))
+
+
+def test_what_is_gone_here_goes_there(store, machine, small, tokens):
+    with machine("a") as (folder, mirror):
+        fill(folder, small, tokens, keep_at=8)
+        mirror.push()
+        assert len(list(store.rglob("trainer.pt"))) == 1
+        next(folder.experiments.rglob("trainer.pt")).unlink()
+    assert list(store.rglob("trainer.pt")) == []
+
+
+def test_a_folder_that_is_ahead_of_the_store_is_kept(store, machine, small, tokens):
+    with machine("a") as (folder, _):
+        fill(folder, small, tokens, history=[{}])
+    next(store.rglob("result.json")).write_text("")  # as if the last rows had not come through
+    with machine("a") as (folder, _):
+        assert next(folder.experiments.rglob("result.json")).stat().st_size > 0
+    assert next(store.rglob("result.json")).stat().st_size > 0
+
+
+def test_two_at_once_are_one(store, machine):
+    with machine("a"), pytest.raises(ConfigError, match="left: a sweep of this study is running"):
+        machine("b").__enter__()
+    assert list((store / ".claims").iterdir()) == []
+
+
+def test_a_claim_lapses_and_its_holder_stops(store, machine):
+    with machine("a") as (_, held):
+        (claim,) = (store / ".claims").iterdir()
+        long_ago = claim.stat().st_mtime - 2 * remote.STALE_S
+        os.utime(claim, (long_ago, long_ago))
+        with machine("b") as (_, taken):
+            held.push()
+            assert "was taken over" in held.fault
+            taken.push()
+            assert taken.fault == ""
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("nosuch://bucket/runs", "Protocol not known"),
+        ("s3:///runs", "it names no bucket"),
+    ],
+)
+def test_a_uri_that_nobody_knows_is_refused(run, tmp_path, runs, said):
+    refused = run(runs, "status", "tiny")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(f"--runs {runs}: cannot be used (")
+    assert said in line
+
+
+def test_a_verb_that_needs_a_folder_says_so(run):
+    refused = run("s3://bucket/runs", "calibrate", "tiny")
+    assert refused.returncode == 2
+    assert "needs a folder" in refused.stderr
+
+
+def test_a_file_uri_is_a_folder(tmp_path):
+    assert not remote.is_uri(f"file://{tmp_path}")
+    with remote.working(f"file://{tmp_path}", "left") as (folder, mirror):
+        assert folder.path == tmp_path / "left"
+    assert mirror is None
