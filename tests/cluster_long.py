@@ -65,7 +65,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         port = free.getsockname()[1]
     server = subprocess.Popen([str(MOTO), "-H", "127.0.0.1", "-p", str(port)])
     try:
-        wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        wait_for(lambda: answers(port))
         at = {"endpoint_override": f"127.0.0.1:{port}", "scheme": "http", "region": "us-east-1"}
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -78,11 +78,18 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.wait()
 
 
+def answers(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_study_lies_in_s3(bucket, alone, data, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
     command = [sys.executable, "-m", "tune_study", "sweep", *SMOKE, "--data", str(data)]
     killed = subprocess.Popen([*command, "--runs", bucket], cwd=ROOT)
-    wait_for(lambda: len(ended_in(tmp_path / "a")) >= 10 or killed.poll() is not None)
+    here = remote.cache(bucket) / "smoke"
+    wait_for(lambda: ended(here) >= 10 or killed.poll() is not None)
     killed.kill()
     killed.wait()
     elsewhere = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "b")}
@@ -95,11 +102,7 @@ def test_a_study_lies_in_s3(bucket, alone, data, tmp_path, monkeypatch):
     assert Tables.of(f"{bucket}/smoke").against(alone) == NOTHING
 
 
-def ended_in(folder: Path) -> list[Path]:
-    """Result files below a folder that have all their reports."""
-    return [p for p in folder.rglob("result.json") if p.read_bytes().count(b"\n") >= 6]
-
-
 def ended(study: Path) -> int:
     """How many cells have all their reports."""
-    return len(ended_in(study))
+    found = study.glob("tune/*/*/result.json")
+    return sum(path.read_bytes().count(b"\n") >= 6 for path in found)

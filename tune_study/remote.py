@@ -325,7 +325,7 @@ def working(runs: str, name: str) -> Iterator[tuple[StudyFolder, Mirror | None]]
         with folder.lock():
             yield folder, None
         return
-    folder = StudyFolder(_cache(runs), name)
+    folder = StudyFolder(cache(runs), name)
     with folder.lock():
         mirror = Mirror(runs, name, folder.path)
         mirror.claim(_owner(folder.path))
@@ -372,7 +372,7 @@ def send_report(runs: str, folder: StudyFolder) -> str:
     return f"{mirror.uri}/report/index.html"
 
 
-def _cache(runs: str) -> Path:
+def cache(runs: str) -> Path:
     """Where studies of a store are worked on here."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tune_study"
     folder = root / hashlib.sha256(runs.rstrip("/").encode()).hexdigest()[:16]
