@@ -235,3 +235,22 @@ def test_a_search_runs_in_rounds(run, tmp_path):
     refused = run(tmp_path, "sweep", "smoke", "--cells", "3")
     assert refused.returncode == 2
     assert "runs all of its cells" in refused.stderr
+
+
+def test_an_error_of_our_own_is_not_hidden_by_ray(data, tmp_path):
+    broken = """
+import sys
+from tune_study import cli, sweep
+def raises(*args):
+    raise RuntimeError("a mistake of ours")
+sweep._experiment = raises
+sys.argv = ["tune_study", *sys.argv[1:]]
+cli.main()
+"""
+    command = [sys.executable, "-c", broken, "sweep", "smoke", *GRID, *SHORT, "--name", "broken"]
+    command += ["--runs", str(tmp_path), "--data", str(data)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "RuntimeError: a mistake of ours" in done.stderr
+    assert "Go on with: python -m tune_study sweep smoke" in done.stderr
+    assert "GCS" not in done.stderr

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -694,6 +695,13 @@ def _run(
             cluster=cluster,
             fault=None if mirror is None else lambda: mirror.fault,
         )
+    except ConfigError:
+        raise
+    except Exception:
+        progress.close()
+        traceback.print_exc()
+        print(f"Everything reported is kept. Go on with: {_command()}", file=sys.stderr, flush=True)
+        os._exit(1)  # Ray, whose servers the reaper has ended, would abort before a word is said
     finally:
         progress.close()
         for logger in loggers:

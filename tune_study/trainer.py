@@ -14,6 +14,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -227,9 +228,10 @@ class Trainer:
         assert self.loss_ema is not None
         return self.loss_ema
 
-    def _autocast(self) -> torch.autocast:
-        enabled = self.config.precision == "bf16"
-        return torch.autocast(self.device, dtype=torch.bfloat16, enabled=enabled)
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.config.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device, dtype=torch.bfloat16)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that going on needs; tensors and plain values only, so that it loads
