@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.tables import as_cells
+from analysis.tables import HISTORY_METRICS, as_cells
 from tune_study import archive, histories, records, remote
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Finish, failed, normalised_loss
@@ -263,6 +263,8 @@ def _history(configs: Sequence[TrialConfig], parts: Sequence[Histories]) -> pd.D
         "seed": np.array([c.seed for c in configs])[cell],
     }
     names = {name for part in parts for name in part.numbers}
+    if not len(cell):  # before the first report: the columns that are documented, without a row
+        names = {name for name, (kind, _) in HISTORY_METRICS.items() if kind == "float64"}
     for name in ["step", *sorted(names - {"step"})]:
         columns = [
             part.numbers.pop(name)

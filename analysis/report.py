@@ -26,6 +26,7 @@ from analysis.figures import figures
 from analysis.plots.theme import COLUMN, WIDE, Layout
 from analysis.summary import json_safe, summarise
 from analysis.tables import CELL_COLUMNS, HISTORY_COLUMNS, meaning
+from tune_study.config import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,15 @@ def write(results: Results, out: Path, layouts: tuple[Layout, ...] = LAYOUTS) ->
         results: as `analysis.load.load` gives them.
         out: the folder; made if it is not there.
         layouts: widths to draw the figures at.
+
+    Raises:
+        ConfigError: if no cell has reported yet.
     """
+    if not len(results.history):
+        raise ConfigError(
+            f"{results.study.name}: no cell has reported yet, so there is nothing to draw. "
+            "Go on with its sweep."
+        )
     folder, tables = out / "figures", out / "tables"
     for each in (folder, tables):
         each.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis import load
+from analysis.report import write
+from analysis.summary import summarise
 from analysis.tables import CELL_COLUMNS
 from tune_study.config import ConfigError, Criterion, Study, TrialConfig
 from tune_study.identity import identity
@@ -115,6 +117,15 @@ def test_a_study_not_started_is_all_missing(made):
     assert list(nothing.cells) == list(CELL_COLUMNS)
     assert (nothing.cells["state"] == "missing").all()
     assert len(nothing.history) == 0
+
+
+def test_a_study_without_a_report_has_a_summary_and_no_page(made, tmp_path):
+    results = load(made({}))
+    assert len(results.history) == 0
+    assert summarise(results)["cells"]["missing"] == 4
+    with pytest.raises(ConfigError, match="made: no cell has reported yet"):
+        write(results, tmp_path / "report")
+    assert not (tmp_path / "report").exists()
 
 
 def test_a_run_that_improves_and_then_blows_up_is_diverged_with_its_last_loss(made):

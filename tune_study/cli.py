@@ -314,9 +314,12 @@ def sweep(
         print(f"Stopped: {outcome.stopped}", file=sys.stderr, flush=True)
         os._exit(1)  # Ray would wait for its servers at exit; the reaper has ended them
     if with_report:
-        _report(folder, wanted, folder.report)
-        if mirror is not None:
-            print(f"Report: {remote.send_report(runs, folder)}")
+        try:
+            _report(folder, wanted, folder.report)
+            if mirror is not None:
+                print(f"Report: {remote.send_report(runs, folder)}")
+        except ConfigError as nothing:  # every cell errored before it could report
+            print(nothing, file=sys.stderr)
     for label, error in outcome.errors.items():
         print(f"{label}: errored: {error}", file=sys.stderr)
     for label, errors in plan.given_up.items():
