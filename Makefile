@@ -10,7 +10,7 @@
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
 # make test-cluster                                  two Ray nodes, one killed; S3 by moto; some minutes
-# make check                                         lint, format, types
+# make check                                         lint, format, types, commands of the docs
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
 # make bench [QUICK=1]                               speed claims, as ratios; QUICK: do they run?
@@ -83,6 +83,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_docs.py
 
 coverage: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coverage

@@ -190,7 +190,7 @@ def test_no_folder_of_something_else_is_replaced(runs, small, tmp_path):
     with pytest.raises(ConfigError, match="is a bundle already"):
         cli.bundle("tiny", runs=small.parent)
     with pytest.raises(ConfigError, match="holds a bundle"):
-        cli.sweep("smoke", name="tiny", runs=small.parent)
+        cli.sweep("smoke", name="tiny", runs=str(small.parent))
     with pytest.raises(ConfigError, match="holds no study"):
         cli.bundle("none", runs=runs)
 

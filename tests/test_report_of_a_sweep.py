@@ -71,7 +71,7 @@ def test_a_report_of_a_running_study_says_so_and_touches_nothing_of_the_sweep(
     shutil.rmtree(folder)
     before = _digests(study)
     with StudyFolder(runs, "mine").lock():
-        cli.report(["mine"], runs=runs)
+        cli.report(["mine"], runs=str(runs))
     assert "mine: incomplete, running now, 3 of 4 cells" in capsys.readouterr().out
     html = (study / "report" / "index.html").read_text()
     assert "still running" in html
@@ -86,7 +86,7 @@ def _digests(study: Path) -> dict[Path, str]:
 
 
 def test_two_studies_are_set_side_by_side(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.report(["pilot", "mine"], runs=runs)
+    cli.report(["pilot", "mine"], runs=str(runs))
     path = Path(capsys.readouterr().out.removeprefix("Comparison: ").strip())
     html = path.read_text()
     assert path == runs / "pilot-vs-mine" / "index.html"
