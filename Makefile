@@ -30,7 +30,7 @@ AGAIN := make sweep$(if $(filter-out pilot,$(STUDY)), STUDY=$(STUDY))$(if $(filt
   $(HOURS), HOURS=$(HOURS))$(if $(RAY_ADDRESS), RAY_ADDRESS=$(RAY_ADDRESS))
 
 .PHONY: sweep plan report status prepare bundle publish check-results calibrate tensorboard optuna \
-  test test-integrations test-faults test-cluster check coverage bench coord-check clean
+  test test-integrations test-faults test-cluster check lint coverage bench coord-check clean
 
 sweep: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="$(AGAIN)" $(STUDY_TOOL) sweep $(STUDY) $(if $(HOURS),--hours $(HOURS))
@@ -79,11 +79,13 @@ test-faults: $(VENV)/installed-dev
 test-cluster: $(VENV)/installed-dev $(VENV)/moto/installed
 	$(BIN)/python -m pytest tests/cluster_long.py
 
-check: $(VENV)/installed-dev
+check: lint
+	$(BIN)/python -m pytest -q tests/test_docs.py
+
+lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_docs.py
 
 coverage: $(VENV)/installed
 	$(BIN)/python -m benchmarks.coverage
