@@ -43,6 +43,12 @@ def lines(summary: dict[str, Any]) -> list[str]:
             f"LR sensitivity {value} {interval:<15} "
             f"best loss {loss} at LR {best_lr_text(arm)}"
         )
+    reasons = {
+        a["lr_sensitivity"]["reason"].partition(";")[0].removeprefix("seed 0: ")
+        for a in summary["arms"]
+        if a["lr_sensitivity"]["value"] is None
+    }
+    text += [f"  LR sensitivity unknown: {reason}" for reason in sorted(reasons - {""})]
     text += [f"  {v['hypothesis']} {v['verdict']}: {v['statement']}" for v in summary["verdicts"]]
     if summary["not_judged"]:
         text.append(f"  no verdict: {summary['not_judged']}")
