@@ -267,10 +267,12 @@ def test_linear_ticks() -> None:
 
 
 def test_arms_stand_beside_each_other() -> None:
-    """0.2 grid steps apart: on a grid of factor 10, x is lr times 10 ** -+0.1."""
+    """0.2 grid steps apart: with 8 a decade, x is lr times 10 ** -+0.0125; at most as with 4."""
     table = pd.DataFrame({"lr": [1.0, 1.0], "qk_norm": ["off", "rmsnorm"]})
-    moved = theme.dodged(table, ["off", "rmsnorm"], [0.1, 1.0])
-    assert moved["x"].tolist() == pytest.approx([10**-0.1, 10**0.1])
+    moved = theme.dodged(table, ["off", "rmsnorm"], [10**-0.125, 1.0])
+    assert moved["x"].tolist() == pytest.approx([10**-0.0125, 10**0.0125])
+    coarse = theme.dodged(table, ["off", "rmsnorm"], [0.1, 1.0])
+    assert coarse["x"].tolist() == pytest.approx([10**-0.025, 10**0.025])
     assert moved["lr"].tolist() == [1.0, 1.0]
 
 

@@ -243,12 +243,18 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+WIDEST_STEP = 0.25
+"""Decades."""
+
+
 def dodged(table: pd.DataFrame, arms: list[str], lrs: Sequence[float], by: float = 0.2) -> Any:
     """`table` with the arm's name, and `x`: its lr moved aside so that arms do not overlap.
 
-    Neighbouring arms stand `by` steps of the grid of learning rates apart.
+    Neighbouring arms stand `by` steps of the grid of learning rates apart, but not further than
+    they would on one of WIDEST_STEP: a mark must not read as another learning rate.
     """
     step = min((math.log(b / a) for a, b in pairwise(sorted(lrs))), default=0.1)
+    step = min(step, WIDEST_STEP * math.log(10))
     shift = {arm: (i - (len(arms) - 1) / 2) * by * step for i, arm in enumerate(arms)}
     return table.assign(
         arm=table["qk_norm"].map(arm_name), x=table["lr"] * np.exp(table["qk_norm"].map(shift))
