@@ -45,11 +45,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     searches = {
         "edges": Search(best_lr=False),
-        "edges and best LR": Search(),
-        "verdicts": Search(best_lr=False, every=4, threshold=True),
+        "edges and best LR": search_spaces.get("edge").search,
+        "verdicts": search_spaces.get("verdicts").search,
     }
+    tables = {"the whole grid": cells}
     for name, rules in searches.items():
+        assert rules is not None
         row = compare(cells, rules)
+        tables[name] = row["found"]
         best = "" if row["best"] is None else f"{row['best']:.1%}"
         print(
             f"| {name} | {row['cells']:.1%} | {row['steps']:.1%} | {row['edge']:.1%} | "
@@ -58,8 +61,7 @@ def main() -> None:
         for line in row["missed"]:
             print(f"  missed: {line}")
     print("\nJudged by the whole grid, then by each search's cells alone:")
-    for name, rules in {"the whole grid": None, **searches}.items():
-        table = cells if rules is None else judged(cells, ran(cells, play(cells, rules)))
+    for name, table in tables.items():
         print(f"- {name}: {verdicts(table)}")
 
 
@@ -107,7 +109,7 @@ def compare(cells: pd.DataFrame, rules: Search) -> dict[str, Any]:
         one learning rate of the grid's); believed (lines whose edge, where it is most believed to
         lie from an even prior, does: one wrong verdict moves it less); best (lines whose best LR
         does, or whose loss there is within CLOSE_NATS; None unless searched for); rounds; missed
-        (a text a line).
+        (a text a line); found (the table as the search leaves it).
     """
     lrs = np.sort(cells["lr"].unique())
     course = play(cells, rules)
@@ -133,6 +135,7 @@ def compare(cells: pd.DataFrame, rules: Search) -> dict[str, Any]:
         "best": close,
         "rounds": len(course.batches),
         "missed": missed,
+        "found": found,
     }
 
 

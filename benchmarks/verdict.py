@@ -20,7 +20,7 @@ from pathlib import Path
 
 import search_spaces
 from analysis import hypotheses
-from analysis.load import load
+from analysis.load import Results, load
 from benchmarks.paired import options_of, show
 from benchmarks.sweep import plain_tune, timed_sweep
 from tune_study import device
@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         show(measure(Path(scratch), words, options.share), options.json)
     if options.dense is not None:
-        print(f"dense: {verdicts(options.dense)}")
+        print(f"dense: {verdicts(load(options.dense))}")
 
 
 def measure(scratch: Path, words: list[str], share: float) -> dict[str, float]:
@@ -57,10 +57,10 @@ def measure(scratch: Path, words: list[str], share: float) -> dict[str, float]:
     prepare(study.base.data, scratch / "data")
     started = time.perf_counter()
     timed_sweep("verdicts", scratch, *words)
-    said = verdicts(scratch / "runs" / "bench")
+    results = load(scratch / "runs" / "bench")
+    said = verdicts(results)
     ours = time.perf_counter() - started
     print(f"ours: {said}")
-    results = load(scratch / "runs" / "bench")
     plain = plainly(results.study, scratch, share)
     asked = int((results.cells["state"] != "untried").sum())
     return {
@@ -83,9 +83,8 @@ def plainly(study: Study, scratch: Path, share: float) -> float:
     return took * len(cells) / len(sample)
 
 
-def verdicts(folder: Path) -> str:
+def verdicts(results: Results) -> str:
     """Each hypothesis with its verdict and how many parts hold, on one line."""
-    results = load(folder)
     judged = hypotheses.judge(results.cells, results.study.margins)
     return "; ".join(
         f"{v.hypothesis} {v.verdict} ({sum(p.verdict == 'supported' for p in v.parts)} of "

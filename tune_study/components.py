@@ -16,6 +16,9 @@ from tune_study.settings import Config
 
 Gain = Literal["learned", "frozen", "absent"]
 
+OFF = "off"
+"""The name of the arm that changes nothing, which the others are compared with."""
+
 
 class Components(Config):
     """The interventions beside `qk_norm`, each a choice of its own; docs/method.md has formulas
@@ -112,7 +115,7 @@ def arm_name(settings: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
         for name, value in settings.items()
         if name != "qk_norm" and value != reference[name]
     ]
-    return "+".join(parts) or "off"
+    return "+".join(parts) or OFF
 
 
 def _part(name: str, value: Any) -> str:

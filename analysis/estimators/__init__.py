@@ -13,7 +13,6 @@ from analysis.estimators.grid import (
     ARM_KEYS,
     AXIS_KEYS,
     LR_KEYS,
-    OFF,
     SEED_KEYS,
     Curves,
     counts,
@@ -41,6 +40,7 @@ from analysis.estimators.stability import (
     usable_window,
 )
 from analysis.estimators.steps import kaplan_meier, median_steps, steps_to_threshold
+from tune_study.components import OFF
 
 __all__ = [
     "ARM_KEYS",

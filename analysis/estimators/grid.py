@@ -16,7 +16,6 @@ from tune_study.config import ConfigError
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-OFF = "off"
 SEED_KEYS = ["depth", "qk_norm", "seed"]
 ARM_KEYS = ["depth", "qk_norm"]
 LR_KEYS = ["depth", "qk_norm", "lr"]

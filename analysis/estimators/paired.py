@@ -9,7 +9,6 @@ import pandas as pd
 
 from analysis.estimators.grid import (
     LR_KEYS,
-    OFF,
     Array,
     Curves,
     Flags,
@@ -21,6 +20,7 @@ from analysis.estimators.grid import (
 )
 from analysis.estimators.stability import log_interval
 from analysis.intervals import LEVEL, holm, t_bounds, t_factor, t_test
+from tune_study.components import OFF
 from tune_study.config import ConfigError
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
+from tune_study.components import OFF
 from tune_study.config import Criterion, Search
 from tune_study.divergence import LEARNED, Finish, failed, normalised_loss
 from tune_study.search import best, edge
@@ -29,9 +30,6 @@ FINE: tuple[int, ...] = (1,)
 CLOSE = 0.05
 """Share of the way from the lowest loss to the unigram entropy within which a group's own lowest
 loss is near enough to judge failure by."""
-
-OFF = "off"
-"""The arm that the others are compared with."""
 
 NEAR_EDGE = 4
 """Learning rates below off's edge whose cells tell where an arm begins to be needed. On the dense
