@@ -50,14 +50,16 @@ calibrate: STUDY = control
 calibrate: $(VENV)/installed
 	@TUNE_STUDY_COMMAND="make calibrate" $(STUDY_TOOL) sweep $(STUDY) && $(STUDY_TOOL) calibrate $(STUDY)
 
+# Of a study in a store they lie in this folder: pilot-tensorboard, pilot-optuna.db.
+VIEWS = $(if $(findstring ://,$(RUNS)),$(STUDY)-,$(RUNS)/$(STUDY)/)
 # What is exported is brought up to date first; run it again in another terminal while a sweep runs.
 tensorboard: $(VENV)/installed-integrations
-	@$(STUDY_TOOL) export $(STUDY) tensorboard
-	$(BIN)/tensorboard --logdir $(RUNS)/$(STUDY)/tensorboard --host 127.0.0.1 --port $(or $(PORT),6006)
+	@$(STUDY_TOOL) export $(STUDY) tensorboard --out $(VIEWS)tensorboard
+	$(BIN)/tensorboard --logdir $(VIEWS)tensorboard --host 127.0.0.1 --port $(or $(PORT),6006)
 
 optuna: $(VENV)/installed-integrations
-	@$(STUDY_TOOL) export $(STUDY) optuna
-	$(BIN)/optuna-dashboard sqlite:///$(RUNS)/$(STUDY)/optuna.db --host 127.0.0.1 \
+	@$(STUDY_TOOL) export $(STUDY) optuna --out $(VIEWS)optuna.db
+	$(BIN)/optuna-dashboard sqlite:///$(VIEWS)optuna.db --host 127.0.0.1 \
 	  --port $(or $(PORT),8080)
 
 test: $(VENV)/installed-dev

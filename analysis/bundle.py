@@ -85,7 +85,7 @@ def write(folder: StudyFolder, out: Path, small: bool = False) -> archive.Manife
 
 def _fill(made: Path, folder: StudyFolder, small: bool, out: Path) -> archive.Manifest:
     """Makes the bundle's folder."""
-    running = folder.running()
+    running = bool(folder.holder())
     _copy(folder, made)
     results = replace(load(made), running=running)
     with tempfile.TemporaryDirectory(dir=made.parent) as scratch:

@@ -43,6 +43,7 @@ class Results:
         manifest: the tokens' manifest.
         damage: a line for each thing that was torn, missing or foreign.
         running: whether a sweep is at work in it now.
+        holder: which, in words; empty for none, or if that is not known.
         versions: of Python, torch, Ray and others, when it was started.
         source: the study's folder, where these tables came from one.
         search: how far a study that is searched has come; None for one that runs its grid.
@@ -54,6 +55,7 @@ class Results:
     manifest: dict[str, Any]
     damage: tuple[str, ...] = ()
     running: bool = False
+    holder: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     source: Path | None = None
     search: Course | None = None
@@ -93,6 +95,7 @@ def from_rows(
     study = study or Study(**stored["study"])
     if criterion is not None:
         study = study.replace(criterion=criterion)
+    holder = folder.holder()
     found, damage = records.read(folder.experiments)
     manifest = stored["data"]
     replays = _replays(folder)
@@ -127,7 +130,8 @@ def from_rows(
         history=_history(configs, parts),
         manifest=manifest,
         damage=tuple(damage),
-        running=folder.running(),
+        running=bool(holder),
+        holder=holder,
         versions=stored["versions"],
         source=folder.path,
         search=search,

@@ -80,8 +80,9 @@ def status(results: Results, width: int) -> RenderableType:
     elif shown.done == shown.total:
         left = "complete"
     else:
-        left = "not running"
-    return view.screen(shown, left, width)
+        left = "stopped"
+    screen = view.screen(shown, left, width)
+    return Group(f"Running: {results.holder}.", screen) if results.holder else screen
 
 
 # -------------------------------------------------------------------- its cells

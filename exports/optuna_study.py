@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from analysis.load import Results
 from exports.settings import settings
+from tune_study.config import ConfigError
 
 STATES = {
     "stable": TrialState.COMPLETE,
@@ -28,6 +29,9 @@ STATES = {
     "missing": TrialState.RUNNING,
 }
 """What Optuna calls a cell's state; one that has not begun is no trial."""
+
+SQLITE = b"SQLite format 3\0"
+"""How such a file begins."""
 
 NOTED = ("cell", "arm", "state", "reason", "identity", "params", "loss_init", "max_logit_peak")
 """Columns of `cells` that a trial carries as user attributes."""
@@ -43,7 +47,13 @@ def write(results: Results, out: Path) -> int:
 
     Returns:
         the number of trials.
+
+    Raises:
+        ConfigError: if `out` is something else.
     """
+    if out.exists() and not (out.is_file() and out.read_bytes().startswith(SQLITE)):
+        raise ConfigError(f"{out}: is something else than an export. Give another one by --out.")
+    out.parent.mkdir(parents=True, exist_ok=True)
     rows = settings(results)
     distributions = {name: _distribution(name, [row[name] for row in rows]) for name in rows[0]}
     reports = dict(tuple(results.history.groupby("cell", sort=False)[["step", "val/loss"]]))

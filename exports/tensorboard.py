@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tensorboardX.summary import hparams
 from analysis.load import Results
 from analysis.tables import HISTORY_KEYS
 from exports.settings import settings
+from tune_study.config import ConfigError
 
 SHOWN = ("val/loss", "val/loss_min", "attn/max_logit", "attn/entropy", "grad/norm")
 """Scalars whose last value stands in TensorBoard's table of hparams."""
@@ -46,8 +48,14 @@ def write(results: Results, out: Path) -> int:
 
     Returns:
         the number of cells written or added to.
+
+    Raises:
+        ConfigError: if `out` holds something else.
     """
     out.mkdir(parents=True, exist_ok=True)
+    ours = re.compile(r"events\.out\.tfevents\.|part$")
+    if any(not ours.match(path.name) for path in out.glob("*/*")):
+        raise ConfigError(f"{out}: is a folder of something else. Give another one by --out.")
     reports = dict(tuple(results.history.groupby("cell", sort=False)))
     for folder in out.iterdir():
         if folder.is_dir() and folder.name not in reports:

@@ -131,7 +131,7 @@ def test_a_study_on_disk_has_the_board_of_one_that_runs() -> None:
     counts = terminal.board(results).counts()
     expected = results.cells["state"].value_counts().to_dict()
     assert counts == {TO_GO: expected.pop("missing"), **expected}
-    assert "not running" in printed(terminal.status(results, 80))
+    assert "stopped" in printed(terminal.status(results, 80))
 
 
 def test_a_list_of_cells_filters_and_sorts() -> None:

@@ -172,7 +172,7 @@ def test_an_unfinished_damaged_running_study_is_packed_and_says_so(
     rows.write_bytes(rows.read_bytes()[:-40])
     monkeypatch.setattr(bundle.report, "figures", lambda *_: [])
     with StudyFolder(tmp_path / "runs", "tiny").lock():
-        cli.bundle("tiny", out=tmp_path / "part.tar.gz", runs=tmp_path / "runs")
+        cli.bundle("tiny", out=tmp_path / "part.tar.gz", runs=str(tmp_path / "runs"))
     packed = capsys.readouterr().out
     code, verified = verify(tmp_path / "part.tar.gz", cells=0)
     assert code == 0
@@ -186,13 +186,13 @@ def test_no_folder_of_something_else_is_replaced(runs, small, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is a folder, and no bundle"):
-        cli.bundle("tiny", out=tmp_path / "mine", runs=runs)
+        cli.bundle("tiny", out=tmp_path / "mine", runs=str(runs))
     with pytest.raises(ConfigError, match="is a bundle already"):
-        cli.bundle("tiny", runs=small.parent)
+        cli.bundle("tiny", runs=str(small.parent))
     with pytest.raises(ConfigError, match="holds a bundle"):
         cli.sweep("smoke", name="tiny", runs=str(small.parent))
     with pytest.raises(ConfigError, match="holds no study"):
-        cli.bundle("none", runs=runs)
+        cli.bundle("none", runs=str(runs))
 
 
 # --------------------------------------------------------------------- verifying

@@ -57,7 +57,7 @@ def test_a_broken_environment_is_one_line(monkeypatch, variable, value, check, s
 
 def test_a_folder_that_cannot_be_written():
     with pytest.raises(ConfigError, match="/proc/1: cannot be written"):
-        machine.writable(Path("/proc/1/runs"))
+        machine.writable(Path("/proc/1/runs"), "another")
 
 
 @pytest.mark.skipif(not can_mount(), reason="no small disk can be mounted here")

@@ -180,14 +180,25 @@ def test_arms_and_what_else_varies_are_settings() -> None:
 def test_the_verb(finished: Any, capsys: pytest.CaptureFixture[str]) -> None:
     runs, _ = finished
     folder = StudyFolder(runs, "tiny")
-    cli.export("tiny", "tensorboard", runs)
+    cli.export("tiny", "tensorboard", runs=str(runs))
     shown = capsys.readouterr().out
     assert shown.startswith("8 cells written. View them: tensorboard --logdir ")
     assert len(list(folder.tensorboard.glob("*/events.out.tfevents.*"))) == 8
-    cli.export("tiny", "optuna", runs)
+    cli.export("tiny", "optuna", runs=str(runs))
     assert capsys.readouterr().out.startswith("8 trials written. View them: optuna-dashboard ")
     with pytest.raises(ConfigError, match=r"export excel: unknown\. Give one of: tensorboard"):
-        cli.export("tiny", "excel", runs)
+        cli.export("tiny", "excel", runs=str(runs))
+
+
+def test_nothing_of_somebody_else_s_is_replaced(finished: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is a folder of something else"):
+        cli.export("tiny", "tensorboard", tmp_path, str(finished[0]))
+    notes = tmp_path / "mine" / "notes.txt"
+    with pytest.raises(ConfigError, match="is something else than an export"):
+        cli.export("tiny", "optuna", notes, str(finished[0]))
+    assert notes.read_text() == "mine"
 
 
 def opened(file: Path, name: str) -> optuna.Study:

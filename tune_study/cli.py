@@ -85,11 +85,12 @@ CellName = Annotated[
 ]
 
 
-def _no_uri(runs: Path) -> Path:
+def _no_uri(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Of a URI Path has eaten one of the two slashes."""
-    if re.match(r"[a-z][a-z0-9+]+:/", str(runs)):
-        raise ConfigError(f"--runs {runs}: this verb needs a folder, not a URI.")
-    return runs
+    if path is not None and re.match(r"[a-z][a-z0-9+]+:/", str(path)):
+        uri = str(path).replace(":/", "://", 1)
+        raise ConfigError(f"--{option.name} {uri}: is a URI. Give a path of this machine.")
+    return path
 
 
 Runs = Annotated[
@@ -178,21 +179,21 @@ def plan(
     set_: Set = None,
     criterion: CriterionName = None,
     max_concurrent: MaxConcurrent = None,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Print what a sweep would take: cells, parameters, tokens, FLOPs, disk and hours.
 
     Trains each size of model for a moment to see how fast this machine is; writes nothing.
     """
-    from tune_study import cost, device
+    from tune_study import cost, device, remote
     from tune_study import sweep as engine
     from tune_study.data import open_tokens
 
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
-    folder = StudyFolder(runs, wanted.name)
+    folder = remote.outline(runs, wanted.name)
     checksum = folder.read()["data"]["checksum"] if folder.exists() else ""
     try:
         tokens = open_tokens(wanted.base.data, data, verify=False, checksum=checksum or None)
@@ -338,7 +339,7 @@ def sweep(
 def doctor(
     study: Annotated[str, typer.Argument(metavar="[STUDY]")] = "pilot",
     set_: Set = None,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Examine this machine: what a sweep needs, and whether what it computes can be believed."""
@@ -464,24 +465,35 @@ def report(
 def export(
     study: StudyName,
     tool: Annotated[str, typer.Argument(metavar="TOOL", help="tensorboard or optuna.")],
-    runs: Runs = DEFAULT_RUNS,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for TensorBoard, a file for Optuna; RUNS/STUDY/tensorboard and "
+            "optuna.db if left out, of a study in a store STUDY-tensorboard, STUDY-optuna.db.",
+            callback=_no_uri,
+        ),
+    ] = None,
+    runs: RunsOrUri = RUNS_OR_URI,
 ) -> None:
     """Write a study for the viewer of another tool: TensorBoard, or Optuna's dashboard.
 
     Works on a study that is finished, cut off or running; called again it brings the files up to
     date. `make tensorboard` and `make optuna` open the viewers on this machine.
     """
-    folder = StudyFolder(runs, study)
+    from tune_study import remote
+
     if tool == "tensorboard":
         from exports import tensorboard
 
-        count = tensorboard.write(_load(runs, study), folder.tensorboard)
-        print(f"{count} cells written. View them: tensorboard --logdir {folder.tensorboard}")
+        out = out or remote.beside(runs, study, "tensorboard", f"{study}-tensorboard")
+        count = tensorboard.write(_load(runs, study), out)
+        print(f"{count} cells written. View them: tensorboard --logdir {out}")
     elif tool == "optuna":
         from exports import optuna_study
 
-        count = optuna_study.write(_load(runs, study), folder.optuna)
-        print(f"{count} trials written. View them: optuna-dashboard sqlite:///{folder.optuna}")
+        out = out or remote.beside(runs, study, "optuna.db", f"{study}-optuna.db")
+        count = optuna_study.write(_load(runs, study), out)
+        print(f"{count} trials written. View them: optuna-dashboard sqlite:///{out}")
     else:
         raise ConfigError(f"export {tool}: unknown. Give one of: tensorboard, optuna.")
 
@@ -525,21 +537,27 @@ def bundle(
     study: StudyName,
     out: Annotated[
         Path | None,
-        typer.Option(help="An archive (.tar.gz) or a folder; RUNS/STUDY/STUDY.tar.gz if left out."),
+        typer.Option(
+            help="An archive (.tar.gz) or a folder; RUNS/STUDY/STUDY.tar.gz if left out, of a "
+            "study in a store STUDY.tar.gz here.",
+            callback=_no_uri,
+        ),
     ] = None,
     small: Annotated[
         bool, typer.Option("--small", help="Tables, summary and main figures only, to be kept.")
     ] = False,
-    runs: Runs = DEFAULT_RUNS,
+    runs: RunsOrUri = RUNS_OR_URI,
 ) -> None:
     """Pack a study with tables, figures, settings, logs, versions, hashes and commands.
 
     Trains nothing. `verify` checks what this writes.
     """
     from analysis.bundle import write
+    from tune_study import remote
 
-    folder = StudyFolder(runs, study)
-    out = out or folder.path / f"{study}.tar.gz"
+    folder = remote.fetched(runs, study)
+    archive = f"{study}.tar.gz"
+    out = out or remote.beside(runs, study, archive, archive)
     manifest = write(folder, out, small)
     for problem in manifest.status.problems:
         print(f"{study}: {problem}")

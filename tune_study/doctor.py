@@ -35,11 +35,15 @@ class Finding:
     text: str
 
 
-def examine(study: Study, runs: Path, data: Path) -> Iterator[Finding]:
+def examine(study: Study, runs: str, data: Path) -> Iterator[Finding]:
     """Looks at everything a sweep of the study needs, one thing after the other.
 
     Goes on after a fault, as far as that can be.
+
+    Args:
+        runs: folder or URI of all studies.
     """
+    from tune_study import objects, remote
     from tune_study.concurrency import policy
 
     yield _found(machine.supported)
@@ -47,7 +51,12 @@ def examine(study: Study, runs: Path, data: Path) -> Iterator[Finding]:
     device = _found(lambda: _device(study.base))
     yield device
     yield _found(machine.sockets)
-    yield _found(lambda: machine.writable(runs))
+    place = remote.place(runs)
+    if objects.is_uri(runs):
+        yield _found(lambda: objects.check(runs))
+        yield _found(lambda: machine.writable(place, "another place by XDG_CACHE_HOME"))
+    else:
+        yield _found(lambda: machine.writable(place, "another folder with --runs"))
     yield _found(machine.home, without="note")
     yield _found(machine.proxies, without="note")
     yield _found(lambda: _data(study.base, data))
@@ -55,7 +64,7 @@ def examine(study: Study, runs: Path, data: Path) -> Iterator[Finding]:
         return
     base = _settled(study.base)
     yield _found(lambda: machine.memory(policy(base).at_once))
-    yield _found(lambda: _disk(study.replace(base=base), runs))
+    yield _found(lambda: _disk(study.replace(base=base), place))
     yield _found(lambda: believe(base))
 
 
@@ -97,12 +106,12 @@ def _data(base: TrialConfig, data: Path) -> str:
         raise
 
 
-def _disk(study: Study, runs: Path) -> str:
+def _disk(study: Study, place: Path) -> str:
     from tune_study import cost, disk, sweep
     from tune_study.concurrency import policy
     from tune_study.store import StudyFolder
 
-    folder = StudyFolder(runs, study.name)
+    folder = StudyFolder(place, study.name)
     checksum = folder.read()["data"]["checksum"] if folder.exists() else ""
     plan = sweep.plan(study, folder, checksum)
     ids, at_once = cost.vocab_size(study.base.data), policy(study.base).at_once

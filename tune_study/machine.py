@@ -99,14 +99,17 @@ def sockets() -> str:
     )
 
 
-def writable(runs: Path) -> str:
+def writable(runs: Path, remedy: str) -> str:
     """The folder of all studies, or where it is to be made.
+
+    Args:
+        remedy: what to give if it cannot be.
 
     Raises:
         ConfigError: if nothing can be written there.
     """
     folder = existing(runs)
-    _writable(folder, "give another folder with --runs")
+    _writable(folder, f"give {remedy}")
     return f"{folder} can be written, {size(shutil.disk_usage(folder).free)} free"
 
 

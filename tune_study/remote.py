@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import json
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -25,21 +23,21 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-
-from pyarrow import fs
 
 from tune_study.config import ConfigError
-from tune_study.store import StudyFolder
+from tune_study.objects import Prefix, cannot, is_uri, local
+from tune_study.store import HELD, StudyFolder, this_process
 
 PUSH_EVERY_S = 20.0
 """What a machine that is lost can cost a study in a store, beside the checkpoint interval."""
 
 STALE_S = 120.0
-"""A claim this much older than another is that of a machine that is gone. By the store's clock."""
+"""A claim this much older than another is that of a machine that is gone. By the store's clock; for
+one that only reads, and has no claim to compare with, by its own."""
 
 TUNES_OWN = re.compile(r"tune/[^/]+/[^/]+")
 """Files directly in an experiment: snapshots for a restore that is never made."""
@@ -47,63 +45,14 @@ TUNES_OWN = re.compile(r"tune/[^/]+/[^/]+")
 CHECKPOINT = re.compile(r"tune/[^/]+/[^/]+/checkpoint_|weights/")
 """What analysis does not need; sent after the rows it belongs to."""
 
+WEIGHTS = "weights/"
+"""Of those, what tells by being there that a cell is done."""
+
+OWNER = ".owner"
+"""File in a folder here with its name as an owner."""
+
 AT_ONCE = 8
 """Files on their way."""
-
-WORDS = 250
-"""Characters of an error of the store that are shown."""
-
-
-def is_uri(runs: str) -> bool:
-    """Whether a study lies in a store, not in a folder."""
-    return "://" in runs and not runs.startswith("file://")
-
-
-def local(runs: str) -> Path:
-    """The folder that a path or a file:// URI names."""
-    return Path(urlsplit(runs).path if runs.startswith("file://") else runs)
-
-
-def filesystem(uri: str) -> tuple[fs.FileSystem, str]:
-    """The store of a URI, and the path in it.
-
-    Raises:
-        ConfigError: if nothing knows such a URI, or a package is missing.
-    """
-    parts = urlsplit(uri)
-    path = f"{parts.netloc}{parts.path}".rstrip("/")
-    try:
-        if not parts.netloc:
-            raise ValueError("it names no bucket")
-        if parts.scheme == "s3" and not parts.query:
-            return _s3(), path
-        if parts.scheme in {"s3", "gs", "gcs", "abfs", "abfss", "hdfs"}:
-            found, path = fs.FileSystem.from_uri(uri)
-            return found, path.rstrip("/")
-        import fsspec
-
-        return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem(parts.scheme))), path
-    except (ImportError, OSError, ValueError) as error:
-        raise ConfigError(_line(uri, error)) from None
-
-
-def _s3() -> fs.FileSystem:
-    """S3, or what AWS_ENDPOINT_URL names; region, keys and profile as the AWS tools have them."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    at = urlsplit(endpoint) if endpoint else None
-    return fs.S3FileSystem(
-        endpoint_override=at.netloc if at else None,
-        scheme=at.scheme if at else None,
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-        connect_timeout=5,
-        request_timeout=30,
-    )
-
-
-def _line(uri: str, error: Exception) -> str:
-    why = " ".join(str(error).split())
-    why = why if len(why) <= WORDS else why[:WORDS] + "..."
-    return f"--runs {uri}: cannot be used ({why}). Correct it, or the credentials and endpoint."
 
 
 class Mirror:
@@ -122,15 +71,13 @@ class Mirror:
     def __init__(self, runs: str, name: str, folder: Path) -> None:
         self.uri = f"{runs.rstrip('/')}/{name}"
         self.folder = folder
-        self.store, base = filesystem(runs)
-        self.base = f"{base}/{name}"
-        self.owner = ""
+        self.store = Prefix(runs, name)
+        self.owner = self._words = ""
         self.fault = self.behind = ""
         self._sent: dict[str, tuple[int, int]] = {}
         self._there: set[str] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._flat = isinstance(self.store, fs.S3FileSystem | fs.GcsFileSystem)
 
     # ------------------------------------------------------------------ claims
 
@@ -143,49 +90,68 @@ class Mirror:
         Raises:
             ConfigError: if another one has it, or the store cannot be used.
         """
-        self.owner = owner
+        self.owner, self._words = owner, this_process()
         try:
-            self._write(f".claims/{owner}", self._who())
-            claims = {info.base_name: info for info in self._list(".claims")}
+            self.store.write(f".claims/{owner}", self._words.encode())
+            claims = {info.base_name: info for info in self.store.list(".claims")}
             mine = claims.pop(owner)
             for name, info in claims.items():
                 if name.endswith(".over"):
                     continue
                 if info.mtime is None or (mine.mtime - info.mtime).total_seconds() < STALE_S:
-                    self._delete(f".claims/{owner}")
+                    self.store.delete(f".claims/{owner}")
                     raise ConfigError(self._taken(name))
-                self._write(f".claims/{name}.over", b"")
-                self._delete(f".claims/{name}")
+                self.store.write(f".claims/{name}.over", b"")
+                self.store.delete(f".claims/{name}")
             if f"{owner}.over" in claims:
-                self._delete(f".claims/{owner}.over")
+                self.store.delete(f".claims/{owner}.over")
         except OSError as error:
-            raise ConfigError(_line(self.uri, error)) from None
-
-    def _who(self) -> bytes:
-        return json.dumps({"process": os.getpid(), "host": platform.node()}).encode()
+            raise ConfigError(cannot(self.uri, error)) from None
 
     def _taken(self, name: str) -> str:
-        who = json.loads(self._read(f".claims/{name}"))
         return (
-            f"{self.uri}: a sweep of this study is running (process {who['process']} on "
-            f"{who['host']}). Wait for it; if it is gone, its claim lapses within {STALE_S:g} s."
+            f"{self.uri}: a sweep of this study is running "
+            f"({self.store.read(f'.claims/{name}').decode()}). Wait for it; if it is gone, its "
+            f"claim lapses within {STALE_S:g} s."
         )
+
+    def holder(self) -> str:
+        """The sweep that is at work in the study now, in words; empty for none.
+
+        Raises:
+            ConfigError: if the store cannot be used.
+        """
+        try:
+            for info in self.store.list(".claims"):
+                age = 0.0
+                if info.mtime is not None:
+                    age = (datetime.now(UTC) - info.mtime).total_seconds()
+                if not info.base_name.endswith(".over") and age < STALE_S:
+                    return self.store.read(f".claims/{info.base_name}").decode()
+        except FileNotFoundError:  # given back meanwhile
+            pass
+        except OSError as error:
+            raise ConfigError(cannot(self.uri, error)) from None
+        return ""
 
     def _renew(self) -> bool:
         """Says that we are still there; false if we were given up meanwhile."""
-        if self._exists(f".claims/{self.owner}.over"):
+        if self.store.exists(f".claims/{self.owner}.over"):
             self.fault = f"{self.uri}: was taken over by another machine."
             return False
-        self._write(f".claims/{self.owner}", self._who())
+        self.store.write(f".claims/{self.owner}", self._words.encode())
         return True
 
     # ------------------------------------------------------------- to and fro
 
-    def pull(self, everything: bool = True) -> None:
+    def pull(self, everything: bool = True) -> list[str]:
         """Makes the folder what the store has, in place of what it was.
 
         Args:
             everything: also checkpoints and weights, which only a sweep needs.
+
+        Returns:
+            names of the files that were left out.
 
         Raises:
             ConfigError: if the store cannot be used.
@@ -197,29 +163,30 @@ class Mirror:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             with ThreadPoolExecutor(AT_ONCE) as pool:
                 list(pool.map(self._fetch, wanted))
+            return sorted(set(found) - set(wanted))
         except OSError as error:
-            raise ConfigError(_line(self.uri, error)) from None
+            raise ConfigError(cannot(self.uri, error)) from None
 
     def _fetch(self, name: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self._read(name))
+        path.write_bytes(self.store.read(name))
         self._sent[name] = _state(path)
 
     def last(self) -> str:
         """The owner that wrote last; empty for none."""
         try:
-            return self._read(".last").decode() if self._exists(".last") else ""
+            return self.store.read(".last").decode() if self.store.exists(".last") else ""
         except OSError as error:
-            raise ConfigError(_line(self.uri, error)) from None
+            raise ConfigError(cannot(self.uri, error)) from None
 
     def begin(self) -> None:
         """From now on the folder here is ahead; sends what changes, until `close`."""
         try:
             self._there |= set(self._files())
-            self._write(".last", self.owner.encode())
+            self.store.write(".last", self.owner.encode())
         except OSError as error:
-            raise ConfigError(_line(self.uri, error)) from None
+            raise ConfigError(cannot(self.uri, error)) from None
         self._thread = threading.Thread(target=self._keep_sending, daemon=True)
         self._thread.start()
 
@@ -239,12 +206,12 @@ class Mirror:
                 with ThreadPoolExecutor(AT_ONCE) as pool:
                     list(pool.map(self._send, names))
             for name in sorted(self._there - here.keys()):
-                self._delete(name)
+                self.store.delete(name)
                 self._there.discard(name)
                 self._sent.pop(name, None)
             self.behind = ""
         except OSError as error:  # tried again
-            self.behind = _line(self.uri, error)
+            self.behind = cannot(self.uri, error)
 
     def close(self) -> None:
         """Sends the rest and gives the study free."""
@@ -254,9 +221,9 @@ class Mirror:
         self.push()
         if not self.fault:
             try:
-                self._delete(f".claims/{self.owner}")
+                self.store.delete(f".claims/{self.owner}")
             except OSError as error:
-                self.behind = self.behind or _line(self.uri, error)
+                self.behind = self.behind or cannot(self.uri, error)
 
     def _here(self) -> Iterator[tuple[str, tuple[int, int]]]:
         for path in sorted(self.folder.rglob("*")):
@@ -277,40 +244,15 @@ class Mirror:
             return
         if path.name == "result.json":
             content = content[: content.rfind(b"\n") + 1]  # a row that is being written comes later
-        self._write(name, content)
+        self.store.write(name, content)
         self._there.add(name)
         self._sent[name] = state
 
-    # -------------------------------------------------------------- the store
-
     def _files(self) -> list[str]:
         """Names of the study's files there."""
-        found = self._list("", recursive=True)
-        names = (info.path.removeprefix(f"{self.base}/") for info in found)
+        found = self.store.list(recursive=True)
+        names = (info.path.removeprefix(f"{self.store.base}/") for info in found)
         return [name for name in names if not name.startswith(".")]
-
-    def _list(self, name: str, recursive: bool = False) -> list[fs.FileInfo]:
-        at = f"{self.base}/{name}".rstrip("/")
-        selector = fs.FileSelector(at, allow_not_found=True, recursive=recursive)
-        return [i for i in self.store.get_file_info(selector) if i.type == fs.FileType.File]
-
-    def _exists(self, name: str) -> bool:
-        return bool(self.store.get_file_info(f"{self.base}/{name}").type == fs.FileType.File)
-
-    def _read(self, name: str) -> bytes:
-        with self.store.open_input_stream(f"{self.base}/{name}") as stream:
-            return bytes(stream.read())
-
-    def _write(self, name: str, content: bytes) -> None:
-        path = f"{self.base}/{name}"
-        if not self._flat:
-            self.store.create_dir(path.rpartition("/")[0], recursive=True)
-        with self.store.open_output_stream(path) as stream:
-            stream.write(content)
-
-    def _delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self.store.delete_file(f"{self.base}/{name}")
 
 
 @contextmanager
@@ -346,14 +288,45 @@ def fetched(runs: str, name: str) -> StudyFolder:
     """
     if not is_uri(runs):
         return StudyFolder(local(runs), name)
+    folder = _copy(runs, name)[0]
+    if not folder.exists():
+        raise ConfigError(f"{runs.rstrip('/')}/{name}: holds no study.")
+    return folder
+
+
+def outline(runs: str, name: str) -> StudyFolder:
+    """What tells how far a study is, begun or not; of one in a folder, itself.
+
+    That is the folder of this machine if it is ahead of the store, and else a copy, in which empty
+    files stand for the weights that are kept.
+
+    Raises:
+        ConfigError: if the store cannot be used.
+    """
+    if not is_uri(runs):
+        return StudyFolder(local(runs), name)
+    here = StudyFolder(place(runs), name)
+    owner = here.path / OWNER
+    if owner.is_file() and Mirror(runs, name, here.path).last() == owner.read_text("utf-8"):
+        return here
+    folder, weights = _copy(runs, name)
+    for file in weights:
+        (folder.path / file).parent.mkdir(exist_ok=True)
+        (folder.path / file).touch()
+    return folder
+
+
+def _copy(runs: str, name: str) -> tuple[StudyFolder, list[str]]:
+    """A temporary copy without checkpoints and weights, and the names of the weights."""
     temporary = tempfile.mkdtemp(prefix="tune-study-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     folder = StudyFolder(Path(temporary), name)
     folder.path.mkdir()
-    Mirror(runs, name, folder.path).pull(everything=False)
-    if not folder.exists():
-        raise ConfigError(f"{runs.rstrip('/')}/{name}: holds no study.")
-    return folder
+    mirror = Mirror(runs, name, folder.path)
+    holder = mirror.holder()  # first: what it then wrote is in the copy
+    left_out = mirror.pull(everything=False)
+    (folder.path / HELD).write_text(holder, encoding="utf-8")
+    return folder, [file for file in left_out if file.startswith(WEIGHTS)]
 
 
 def send_report(runs: str, folder: StudyFolder) -> str:
@@ -368,14 +341,34 @@ def send_report(runs: str, folder: StudyFolder) -> str:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(mirror._send, names))
     except OSError as error:
-        raise ConfigError(_line(mirror.uri, error)) from None
+        raise ConfigError(cannot(mirror.uri, error)) from None
     return f"{mirror.uri}/report/index.html"
 
 
-def cache(runs: str) -> Path:
-    """Where studies of a store are worked on here."""
+def beside(runs: str, name: str, file: str, here: str) -> Path:
+    """Where a file made of a study goes if nobody says: into the study's folder.
+
+    Of one in a store it is `here`, in the current folder: in the one that is mirrored it would be
+    sent, and deleted when the study is fetched again.
+    """
+    return Path(here) if is_uri(runs) else StudyFolder(local(runs), name).path / file
+
+
+def place(runs: str) -> Path:
+    """The folder of this machine that studies are worked on in; it may not be there yet."""
+    if not is_uri(runs):
+        return local(runs)
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tune_study"
-    folder = root / hashlib.sha256(runs.rstrip("/").encode()).hexdigest()[:16]
+    return root / hashlib.sha256(runs.rstrip("/").encode()).hexdigest()[:16]
+
+
+def cache(runs: str) -> Path:
+    """The same of a store, made.
+
+    Raises:
+        ConfigError: if it cannot be.
+    """
+    folder = place(runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -387,7 +380,7 @@ def cache(runs: str) -> Path:
 
 def _owner(folder: Path) -> str:
     """The name of a folder here, made up once."""
-    file = folder / ".owner"
+    file = folder / OWNER
     if not file.is_file():
         file.write_text(secrets.token_hex(8), encoding="utf-8")
     return file.read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ import platform
 import re
 import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ NUMBERS = (("family", "cpu family"), ("model", "model"), ("stepping", "stepping"
 
 EXPERIMENT = re.compile(r"sweep-(\d+)")
 """What Tune's experiments in a study are called."""
+
+HELD = ".held"
+"""File in a copy of a study that lies in a store: the sweep that had it there, empty for none."""
 
 LOCK_WAIT_S = 1.0
 """How long a start waits for the lock: `status` takes it for a moment to see whether it is free."""
@@ -165,34 +169,43 @@ class StudyFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock")
-        holder = self.path / ".holder"
         try:
             lock.acquire(timeout=LOCK_WAIT_S)
         except Timeout:
-            try:
-                who = holder.read_text(encoding="utf-8").strip()
-            except OSError:
-                who = "another process"
             raise ConfigError(
-                f"{self.path.name}: a sweep of this study is running ({who}). "
+                f"{self.path.name}: a sweep of this study is running ({self._holder()}). "
                 f"Wait for it, or watch it with: python -m tune_study status {self.path.name}"
             ) from None
-        holder.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        (self.path / ".holder").write_text(f"{this_process()}\n", encoding="utf-8")
         return lock
 
-    def running(self) -> bool:
-        """Whether a process holds the study now."""
+    def _holder(self) -> str:
+        try:
+            return (self.path / ".holder").read_text(encoding="utf-8").strip()
+        except OSError:
+            return "another process"
+
+    def holder(self) -> str:
+        """The sweep that is at work in the study now, in words; empty for none."""
+        if (held := self.path / HELD).is_file():
+            return held.read_text(encoding="utf-8")
         if not (self.path / ".lock").exists():
-            return False
+            return ""
         lock = FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            return True
+            return self._holder()
         except OSError:
-            return False  # a folder that cannot be written is no sweep's
+            return ""  # a folder that cannot be written is no sweep's
         lock.release()
-        return False
+        return ""
+
+
+def this_process() -> str:
+    """Who holds a study from now on, in words."""
+    since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return f"process {os.getpid()} on {platform.node()}, since {since} UTC"
 
 
 def versions() -> dict[str, str]:
