@@ -10,6 +10,7 @@ import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -351,3 +352,46 @@ def test_an_unsafe_or_torn_archive_is_refused(tmp_path, entries, why):
     with pytest.raises(ConfigError, match=why), archive.opened(path):
         pass
     assert not (tmp_path.parent / "escaped").exists()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["manifest first", "manifest last"])
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("tiny/more", b"x", "it holds more, which its manifest does not list"),
+        ("tiny/summary.json", b"x" * 10**6, r"summary.json has 1,000,000 bytes, \d\S* by its"),
+    ],
+)
+def test_an_archive_that_holds_more_than_it_declares_is_refused(
+    small, tmp_path, name, content, why, first
+):
+    path = tmp_path / "more.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        added = tarfile.TarInfo(name)
+        added.size = len(content)
+        if first:
+            tar.add(small / "manifest.json", "tiny/manifest.json")
+        tar.addfile(added, io.BytesIO(content))
+        if not first:
+            tar.add(small / "manifest.json", "tiny/manifest.json")
+    with pytest.raises(ConfigError, match=f"{why}.*Do not use it"), archive.opened(path):
+        pass
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
+def test_an_archive_that_is_mostly_air_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(archive, "SMALL_BYTES", 2**20)
+    path = tmp_path / "bomb.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        air = tarfile.TarInfo("tiny/history.parquet")
+        air.type, air.size = kind, 2**24
+        tar.addfile(air, io.BytesIO(bytes(air.size)))
+    words = r"more than \d\S* bytes, which is too much for its size. Do not use it"
+    with pytest.raises(ConfigError, match=words), archive.opened(path):
+        pass
+
+
+def test_a_bundle_that_does_not_fit_on_the_disk_is_one_line(full, monkeypatch):
+    monkeypatch.setattr(archive, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(ConfigError, match=r"0 bytes free, .* needed"), archive.opened(full):
+        pass
