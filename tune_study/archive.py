@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from shutil import disk_usage
-from typing import IO, Any
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -219,8 +219,8 @@ def _unpacked(archive: Path, into: Path) -> Path:
     most = max(SMALL_BYTES, RATIO * archive.stat().st_size)
     try:
         with (
-            gzip.open(archive) as content,
-            tarfile.open(fileobj=_Limited(content, most), mode="r|") as tar,
+            _Limited(archive, most) as content,
+            tarfile.open(fileobj=content, mode="r|") as tar,
         ):
             _extract(tar, into)
     except (tarfile.FilterError, _RefusedError) as error:
@@ -237,15 +237,15 @@ class _RefusedError(Exception):
     """An archive that is not to be unpacked. Its text says why."""
 
 
-class _Limited:
-    """A stream that gives no more than so many bytes: headers too are held in memory."""
+class _Limited(gzip.GzipFile):
+    """A packed file that gives no more than so many bytes: headers, too, are held in memory."""
 
-    def __init__(self, stream: IO[bytes], most: int) -> None:
-        self._stream, self._most, self._given = stream, most, 0
+    def __init__(self, path: Path, most: int) -> None:
+        super().__init__(path)
+        self._most, self._given = most, 0
 
-    def read(self, size: int) -> bytes:
-        """The next bytes."""
-        block = self._stream.read(size)
+    def read(self, size: int | None = -1) -> bytes:
+        block = super().read(size)
         self._given += len(block)
         if self._given > self._most:
             raise _RefusedError(
