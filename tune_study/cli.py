@@ -186,7 +186,7 @@ def plan(
 
     Trains each size of model for a moment to see how fast this machine is; writes nothing.
     """
-    from tune_study import cost, device, remote
+    from tune_study import cost, device, remote, sharing, threads
     from tune_study import sweep as engine
     from tune_study.data import open_tokens
 
@@ -201,8 +201,11 @@ def plan(
     except ConfigError:
         vocab_size, prepared = cost.vocab_size(wanted.base.data), "tokens are not prepared yet"
     asked = engine.plan(wanted, folder, checksum, retry_errored=True)
-    lines = _cost(asked, folder, vocab_size, policy(wanted.base, max_concurrent), in_full=True)
-    print("\n".join([*lines, f"The {prepared}: {vocab_size:,} ids."]))
+    who = sharing.policy_for(asked, vocab_size, max_concurrent, folder.sharing, say=_aside)
+    lines = _cost(asked, folder, vocab_size, who, in_full=True)
+    print("\n".join([*lines, f"The {prepared}: {vocab_size:,} ids."]), flush=True)
+    if max_concurrent is None and (line := threads.compared(asked, vocab_size, say=_aside)):
+        print(line)
 
 
 @app.command()
@@ -253,7 +256,7 @@ def sweep(
     Options narrow or change the study without editing it. The result goes under another
     name, so that it never mixes with the study's own.
     """
-    from tune_study import archive, device, remote
+    from tune_study import archive, device, remote, sharing
     from tune_study import sweep as engine
     from tune_study.data import open_tokens
 
@@ -262,7 +265,7 @@ def sweep(
     axes = {"lr": lr, "depth": depth, "qk_norm": qk_norm, "seed": seed}
     wanted = _changed(study, axes, set_, name, criterion, arm)
     wanted = wanted.replace(base=device.settle(wanted.base))
-    who = policy(wanted.base, max_concurrent)  # refuses a wrong number before anything is made
+    policy(wanted.base, max_concurrent)  # refuses a wrong number before anything is made
     if checkpoint_every is not None:
         wanted = wanted.replace(checkpoint_every_s=checkpoint_every)
     if keep_weights is not None:
@@ -281,7 +284,7 @@ def sweep(
         remote.working(runs, wanted.name) as (folder, mirror),
     ):
         if cluster is not None:
-            who = policy_on(cluster.nodes(), wanted.base, max_concurrent)
+            policy_on(cluster.nodes(), wanted.base, max_concurrent)  # and no room for a cell
         _prepare(wanted, data)
         tokens = open_tokens(wanted.base.data, data)
         damage = folder.refuse_if_different(wanted, tokens.manifest.checksum)
@@ -294,6 +297,8 @@ def sweep(
         if plan.todo:
             # A report of what was known before must not stand as the answer meanwhile.
             shutil.rmtree(folder.report, ignore_errors=True)
+            ids, file = tokens.vocab_size, folder.sharing
+            who = sharing.policy_for(plan, ids, max_concurrent, file, True, cluster, _aside)
             outcome = _run(plan, folder, tokens, who, end, log or (), cluster, mirror)
         else:
             outcome = engine.Outcome(False, "", {})
@@ -758,10 +763,15 @@ def _cost(
     if not plan.todo:
         return [head]
     if in_full:  # up to a minute for large models
-        print("Measuring how fast its models train here ...", file=sys.stderr)
+        _aside("Measuring how fast its models train here ...")
     estimated = cost.estimate(plan, vocab_size, who, bytes_)
     rest = cost.table(estimated) if in_full else []
     return [head, *rest, cost.line(estimated, who, study.base)]
+
+
+def _aside(line: str) -> None:
+    """Says what takes a moment, beside what was asked for."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _end(hours: float | None) -> float | None:

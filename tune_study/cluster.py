@@ -13,11 +13,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pyarrow.fs import FileSystem
 
@@ -43,6 +43,14 @@ GRACE_S = 4.0
 ROOM_EVERY_S = 10.0
 """Between two looks at whether a node is left that a cell fits on."""
 
+GPU_WAIT_S = 300.0
+"""For a measurement on a GPU, others' work on it included."""
+
+GPU_NAMED = "accelerator_type:"
+"""How Ray begins the name of a resource that says what a node's GPUs are."""
+
+T = TypeVar("T")
+
 
 @dataclass
 class Cluster:
@@ -66,9 +74,28 @@ class Cluster:
         import ray
 
         return [
-            Node(int(found.get("CPU", 0)), int(found.get("GPU", 0)))
+            Node(int(found.get("CPU", 0)), int(found.get("GPU", 0)), _gpu(found))
             for found in (node["Resources"] for node in ray.nodes() if node["Alive"])
         ]
+
+    def on_gpu(self, function: Callable[[], T], cpus: int) -> T:
+        """What a function returns on some node, with a GPU and so many cores to itself.
+
+        Raises:
+            RuntimeError: if it fails there, or none is free for GPU_WAIT_S seconds.
+        """
+        import ray
+
+        task = ray.remote(num_cpus=cpus, num_gpus=1, max_retries=0)(lambda: function())
+        result = task.remote()
+        try:
+            found: T = ray.get(result, timeout=GPU_WAIT_S)
+        except ray.exceptions.GetTimeoutError:
+            ray.cancel(result, force=True)
+            raise RuntimeError(f"no GPU was free for {GPU_WAIT_S:.0f} s") from None
+        except ray.exceptions.RayError as error:
+            raise RuntimeError(str(error).strip().split("\n")[-1]) from None
+        return found
 
     def storage(self, folder: Path) -> FileSystem:
         """This machine's disk for all nodes.
@@ -112,6 +139,12 @@ class Cluster:
         time.sleep(GRACE_S)
         os.write(2, f"Stopped: {self.gone} Everything reported is kept.\n".encode())
         os._exit(1)
+
+
+def _gpu(resources: dict[str, float]) -> str:
+    """What a node's GPUs are called."""
+    names = (name.partition(GPU_NAMED)[2] for name in resources if name.startswith(GPU_NAMED))
+    return next(names, "")
 
 
 @contextmanager

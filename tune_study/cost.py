@@ -138,6 +138,15 @@ def shapes(todo: Iterable[tuple[TrialConfig, int]], vocab_size: int) -> list[Sha
     return sorted(found, key=lambda shape: (shape.flops, shape.config.arm))
 
 
+def largest(study: Study, vocab_size: int) -> TrialConfig:
+    """A cell of the shape that takes most to train on a batch, and so most memory."""
+    all_cells = ((cell, 0) for cell in study.cells())
+    return max(
+        shapes(all_cells, vocab_size),
+        key=lambda s: (s.flops * s.config.tokens_per_step, s.embedding),
+    ).config
+
+
 def estimate(plan: Plan, vocab_size: int, policy: Policy, disk: int) -> Cost:
     """What running `plan` takes on this machine, by a calibration of seconds.
 
@@ -159,7 +168,8 @@ def seconds(shapes: Sequence[Shape], speeds: Mapping[TrialConfig, Speed], policy
         together += shape.steps * speed.step + shape.reports * speed.report
         alone += together
         longest = max(longest, together / shape.cells)
-    return max(alone / policy.at_once, longest) + (START_S if shapes else 0.0)
+    together = max(alone / policy.at_once, longest) / policy.speed
+    return together + (START_S if shapes else 0.0)
 
 
 def calibrate(shapes: Sequence[Shape], vocab_size: int, policy: Policy) -> dict[TrialConfig, Speed]:
@@ -168,7 +178,7 @@ def calibrate(shapes: Sequence[Shape], vocab_size: int, policy: Policy) -> dict[
 
     speeds: dict[TrialConfig, Speed] = {}
     if shapes:  # what PyTorch does once in a process is no cell's
-        Trainer(shapes[0].config, _RandomTokens(shapes[0].config, vocab_size)).train(1)
+        Trainer(shapes[0].config, RandomTokens(shapes[0].config, vocab_size)).train(1)
     began = time.perf_counter()
     measured: list[Shape] = []
     for shape in sorted(shapes, key=lambda shape: -shape.flops):
@@ -186,7 +196,7 @@ def calibrate(shapes: Sequence[Shape], vocab_size: int, policy: Policy) -> dict[
     return speeds
 
 
-class _RandomTokens:
+class RandomTokens:
     """Uniform ids, as many as the measurement needs."""
 
     def __init__(self, config: TrialConfig, vocab_size: int) -> None:
@@ -207,7 +217,7 @@ def measure(config: TrialConfig, vocab_size: int) -> Speed:
     few = config.replace(val_windows=min(config.val_windows, a_pass), steps=10**6)
     passes = config.val_windows / few.val_windows
     began = time.perf_counter()
-    trainer = Trainer(few, _RandomTokens(few, vocab_size))
+    trainer = Trainer(few, RandomTokens(few, vocab_size))
     built = time.perf_counter() - began
     first = trainer.train(1)  # compiles, and makes the optimiser's state
     began = time.perf_counter()

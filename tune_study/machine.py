@@ -128,6 +128,11 @@ def memory(at_once: int) -> str:
     return f"{size(free)} of memory available, about {size(needed)} needed"
 
 
+def workers() -> int:
+    """How many there is memory for."""
+    return max(0, _available() - RAY_BYTES) // WORKER_BYTES
+
+
 def home() -> str:
     """The home folder, which a sweep does not need.
 

@@ -10,6 +10,7 @@
 <runs>/<study>/optuna.db    the study for Optuna's dashboard
 <runs>/<study>/wandb/, mlflow.db  what `sweep --log` writes, unless it goes to a server
 <runs>/<study>/weights/     final weights of the cells that the study keeps them of
+<runs>/<study>/sharing.json how fast several of its cells were on one GPU
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class StudyFolder:
         self.weights = self.path / "weights"
         self.tensorboard = self.path / "tensorboard"
         self.optuna = self.path / "optuna.db"
+        self.sharing = self.path / "sharing.json"
         self._file = self.path / "study.json"
 
     def exists(self) -> bool:
