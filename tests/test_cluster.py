@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +12,9 @@ from ray.exceptions import ActorUnavailableError
 
 import search_spaces
 from analysis import load
-from tests.faults.study import wait_for
+from tests.faults.study import ROOT, wait_for
 from tests.two_nodes import lose, two_nodes
-from tune_study.concurrency import Node, policy_on
+from tune_study.concurrency import Node, Share, policy_on
 from tune_study.config import ConfigError
 from tune_study.data import open_tokens, prepare
 from tune_study.losses import Losses
@@ -97,6 +99,45 @@ def test_a_cluster_has_room_for_what_fits_on_its_nodes(small):
     shared = policy_on([Node(8, gpus=2)], small.replace(device="cuda"), asked=5)
     assert (shared.at_once, shared.gpus) == (5, 1 / 3)
     assert Node(8, gpus=2).cells(1, shared.gpus) == 6
+
+
+def test_a_share_of_gpus_holds_on_a_cluster_and_is_told(small):
+    nodes = [Node(8, 2, "H100"), Node(8, 2, "H100")]
+    share = Share(cells=4, gain=2.9, told="2.9 x")
+    found = policy_on(nodes, small.replace(device="cuda"), share=share)
+    assert (found.at_once, found.gpus, found.speed) == (16, 0.25, 2.9 / 4)
+    assert found.why == "2 nodes, 4 GPUs, 4 cells on each: 2.9 x"
+    asked = policy_on(nodes, small.replace(device="cuda"), 4, share)
+    assert (asked.gpus, asked.speed) == (1, 1)
+
+
+ON_GPU = """
+import sys
+from functools import partial
+import ray
+from tune_study import sharing, sweep
+from tune_study.cluster import Cluster
+from tune_study.config import TrialConfig
+
+ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+cluster, cell = Cluster("", ""), TrialConfig.model_validate_json(sys.argv[1])
+assert cluster.nodes()[0].gpus == 1
+print(cluster.on_gpu(partial(sharing.on_this_machine, cell, 300, 2, 0.1), 2))
+try:
+    cluster.on_gpu(partial(int, "no number"), 1)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_node_with_a_gpu_measures(small):
+    command = [sys.executable, "-c", ON_GPU, small.model_dump_json()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    tried, error = done.stdout.splitlines()
+    assert tried.startswith("Tried(most=2, rates=(")
+    assert tried.count(".") >= 2
+    assert "invalid literal for int()" in error
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
 import search_spaces
-from tune_study import cost
+from tune_study import cost, threads
 from tune_study.cli import app
 from tune_study.concurrency import cores, policy
 from tune_study.config import ConfigError, TrialConfig
@@ -47,21 +49,35 @@ def test_seconds_by_hand():
     speeds = {shapes[0].config: Speed(start=0.5, step=0.01, report=0.1)}
     alone = 4 * (0.5 + cost.CELL_S + 100 * 0.01 + 2 * 0.1)
     assert cost.seconds(shapes, speeds, who) == pytest.approx(alone / 2 + cost.START_S)
+    sharing = replace(who, speed=0.7)  # each has that much of its speed alone
+    assert cost.seconds(shapes, speeds, sharing) == pytest.approx(alone / 2 / 0.7 + cost.START_S)
     crowded = policy(config, asked=9)  # no cell is faster than alone
     assert cost.seconds(shapes, speeds, crowded) == pytest.approx(alone / 4 + cost.START_S)
     assert cost.seconds([], {}, who) == 0
 
 
-def test_plan_prints_and_writes_nothing(tmp_path):
+def test_plan_prints_and_writes_nothing(tmp_path, monkeypatch):
+    asked, measure = [], threads.measure
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(
+        threads, "measure", lambda *words: asked.append(words) or measure(*words, seconds=0.05)
+    )
     words = ["plan", "smoke", "--runs", str(tmp_path / "runs"), "--data", str(tmp_path / "data")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0] == ("smoke: 24 cells = 3 lr x 2 depth x 2 qk_norm x 2 seed; 0 done, 24 to run.")
     assert lines[1].startswith("depth 1, width 32, off: 6 cells of 23,008 parameters (10,624 in")
     assert lines[5].startswith("1,440 steps, 737,280 tokens, ")
     assert "at a time" in lines[5]
     assert "tokens are not prepared yet: 300 ids" in lines[6]
+    assert lines[7].startswith("Tokens/s of the largest cell: 2 cells x 1 thread: ")
+    assert "; 1 cell x 2 threads: " in lines[7]
+    ((config, vocab_size, pairs),) = asked
+    assert (config.depth, vocab_size, pairs) == (2, 300, [(2, 1), (1, 2)])
+    overridden = CliRunner().invoke(app, [*words, "--max-concurrent", "1"])
+    assert "1 at a time" in overridden.stdout.splitlines()[5]
+    assert len(asked) == 1  # as it is not for this to decide
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,5 +93,9 @@ def test_how_many_at_a_time(monkeypatch):
     assert (gpus.at_once, gpus.cpus, gpus.gpus) == (4, 1, 1)
     shared = policy(cell.replace(device="cuda"), asked=8)
     assert (shared.at_once, shared.gpus) == (8, 0.5)
+    uneven = policy(cell.replace(device="cuda"), asked=5)  # two of them on one GPU
+    assert (uneven.at_once, uneven.gpus, uneven.devices) == (5, 0.5, 3)
+    assert (gpus.devices, shared.devices, asked.devices) == (4, 4, 0)
+    assert policy(cell.replace(device="cuda"), asked=12).devices == 4  # thirds
     with pytest.raises(ConfigError, match="--max-concurrent 0"):
         policy(cell, asked=0)

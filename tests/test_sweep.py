@@ -171,6 +171,7 @@ UNSHARED = """
 import sys
 from pathlib import Path
 from tune_study import sweep
+from tune_study.concurrency import Policy
 from tune_study.data import open_tokens
 from tune_study.board import Board
 from tune_study.progress import Progress
@@ -183,11 +184,12 @@ tokens = open_tokens(study.base.data, data)
 folder = StudyFolder(new, "tiny")
 plan = sweep.plan(study, folder, tokens.manifest.checksum)
 folder.write(study, tokens.manifest.model_dump(mode="json"))
-sweep.run(plan, folder, tokens, Progress(Board(study), 1), reuse_actors=False)
+who = Policy(at_once=2, cpus=1, gpus=0.5, why="a GPU for two, as Ray counts")
+sweep.run(plan, folder, tokens, Progress(Board(study), 1), reuse_actors=False, who=who)
 """
 
 
-def test_a_process_for_each_cell_gives_the_same_numbers(finished, data, tmp_path):
+def test_a_process_and_half_a_gpu_for_each_cell_give_the_same_numbers(finished, data, tmp_path):
     command = [sys.executable, "-c", UNSHARED, str(finished[0]), str(tmp_path), str(data)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -51,6 +51,11 @@ class Policy:
     limit: bool = True
     speed: float = 1.0
 
+    @property
+    def devices(self) -> int:
+        """GPUs that have room for all of them."""
+        return math.ceil(self.at_once * self.gpus - 1e-6)
+
 
 @dataclass(frozen=True)
 class Share:

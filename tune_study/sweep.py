@@ -8,7 +8,6 @@ checkpoint. Tune's own restore is not used: it ignores a changed grid, and repea
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import shutil
@@ -485,7 +484,7 @@ def _ray(who: Policy, outside: dict[int, Any]) -> Iterator[Path]:
             context: Any = ray.init(
                 address="local",
                 num_cpus=who.at_once * who.cpus,
-                num_gpus=math.ceil(who.at_once * who.gpus - 1e-6),
+                num_gpus=who.devices,
                 resources={"trial_slot": who.at_once},
                 include_dashboard=False,
                 log_to_driver=False,
