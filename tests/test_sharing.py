@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import search_spaces
-from tune_study import cost, sharing
+from tune_study import cost, sharing, together
 from tune_study.concurrency import Node, Share, policy
 from tune_study.sharing import Tried, climb, decide, room
 from tune_study.threads import Choice, advice, choices
@@ -54,6 +54,15 @@ def test_a_process_that_is_killed_is_a_number_that_does_not_fit(small):
         rates, why = climb(8, measure)
     assert len(rates) == 1
     assert why == "a process ended with code -9"
+
+
+def test_a_worker_ends_with_who_started_it_whatever_it_is_at(small):
+    with together._started() as worker:  # ended by a kill, a start closes its end of this pipe
+        for job in ({"config": small.model_dump(mode="json"), "vocab_size": 300}, {"seconds": 600}):
+            together._tell(worker, job)
+        assert together._answer(worker) == {}
+        worker.stdin.close()
+        assert worker.wait(timeout=15) == 0
 
 
 # ------------------------------------------------------- cells on a GPU, by hand

@@ -16,10 +16,12 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tune_study.config import TrialConfig
@@ -132,13 +134,15 @@ def _answer(worker: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Takes jobs from standard input and answers each by a line, until there are no more."""
+    """Takes jobs from standard input and answers each by a line, until that is closed."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
     trainer: Trainer | None = None
     shown: dict[str, Any] = {}
-    for line in sys.stdin:
-        job = json.loads(line)
+    jobs: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
+    while True:
+        job = json.loads(jobs.get())
         try:
             answer: dict[str, Any] = {}
             if "config" not in job:
@@ -151,6 +155,13 @@ def main() -> None:
         except Exception as error:
             answer = {"error": str(error).strip().split("\n")[0] or type(error).__name__}
         print(json.dumps(answer), file=answers)
+
+
+def _listen(jobs: SimpleQueue[str]) -> None:
+    """Ends this process when the other one is gone, whatever it is at."""
+    for line in sys.stdin:
+        jobs.put(line)
+    os._exit(0)
 
 
 def _warm(config: TrialConfig, vocab_size: int) -> Trainer:
