@@ -29,6 +29,11 @@ Array = NDArray[np.float64]
 Bounds = tuple[Array, Array]
 
 LEVEL = 0.95
+LEAST_SPREAD = 0.05
+"""Smallest spread over seeds that is considered, in widths of the narrowest bin: what lies in bins
+is not known more closely. Without it bins that overlap by a hair, as those of rounded learning
+rates do, would pass for seeds that agree to a hair."""
+
 RESAMPLES = 4000
 """Bootstrap resamples above five seeds; up to five, all n**n of them are enumerated."""
 
@@ -179,7 +184,8 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
     what the likelihood ratio of a normal mean equals at t, so with vanishing bins this is
     the t interval (to 1 % of its width); with all draws in one bin it is about that bin. The
     likelihood is log-concave in (mu / sigma, 1 / sigma) (Burridge 1981), so the accepted means
-    form one interval.
+    form one interval. Sigma is at least LEAST_SPREAD; the part that all bins share, where it may
+    be 0, belongs to the interval besides.
 
     Where a bin is open above ("at least x"), the interval has no upper end, and its lower end
     is found as if that draw lay in a bin just above x: the mean of draws cut off there, which
@@ -211,9 +217,13 @@ def bin_bounds(low: ArrayLike, high: ArrayLike, width: float, level: float = LEV
         middle = (inside + outside) / 2
         keep = profile(middle) >= least
         inside, outside = np.where(keep, middle, inside), np.where(keep, outside, middle)
+    # Means in the part that all bins share are never rejected, however small the spread.
+    first, last = a.max(axis=-1), b.min(axis=-1)
+    lower = np.where(first < last, np.minimum(inside[0], first), inside[0])
+    upper = np.where(first < last, np.maximum(inside[1], last), inside[1])
     return (
-        np.where(unbounded[0], -np.inf, inside[0].reshape(shape)),
-        np.where(unbounded[1], np.inf, inside[1].reshape(shape)),
+        np.where(unbounded[0], -np.inf, lower.reshape(shape)),
+        np.where(unbounded[1], np.inf, upper.reshape(shape)),
     )
 
 
@@ -245,7 +255,8 @@ def _profile(low: Array, high: Array) -> Callable[[Array], Array]:
     """The log likelihood of closed bins, shape (R, n), as a function of the mean, maximised
     over sigma: means of shape (K, R) to likelihoods of that shape."""
     unit = high.max(axis=-1) - low.min(axis=-1)
-    sigma = unit[:, None] * np.logspace(-3, 1.5, 55)
+    least = np.maximum(1e-3 * unit, LEAST_SPREAD * (high - low).min(axis=-1))
+    sigma = np.geomspace(least, 10**1.5 * unit, 55, axis=-1)
     return lambda mu: _peak(_binned_log_likelihood(low, high, mu, sigma))
 
 
@@ -271,13 +282,16 @@ def _binned_log_likelihood(low: Array, high: Array, mu: Array, sigma: Array) -> 
 
 
 def _peak(values: Array) -> Array:
-    """Height of the parabola through the largest value and its neighbours, on the last axis."""
-    top = np.clip(values.argmax(axis=-1), 1, values.shape[-1] - 2)[..., None]
-    left, middle, right = (np.take_along_axis(values, top + k, -1)[..., 0] for k in (-1, 0, 1))
-    curvature = left - 2 * middle + right
-    rise = np.where(
-        curvature < 0, (left - right) ** 2 / np.where(curvature < 0, -8 * curvature, 1), 0
+    """Height of the parabola through the largest value and its neighbours, on the last axis; the
+    largest value itself at either end."""
+    top = values.argmax(axis=-1)
+    inner = np.clip(top, 1, values.shape[-1] - 2)
+    left, middle, right = (
+        np.take_along_axis(values, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
     )
+    curvature = left - 2 * middle + right
+    bends = (curvature < 0) & (top == inner)
+    rise = np.where(bends, (left - right) ** 2 / np.where(bends, -8 * curvature, 1), 0)
     return np.maximum(middle + rise, values.max(axis=-1))
 
 

@@ -49,6 +49,19 @@ def test_all_seeds_in_one_bin_never_give_a_zero_width() -> None:
     assert low + high == pytest.approx(1)
 
 
+def test_bins_that_overlap_by_a_hair_are_no_agreement() -> None:
+    # Bins of rounded learning rates: [0, 2], [1, 3], [2, 4] meet at 2, give or take a little.
+    touching = np.array([[0, 2], [0, 2], [1, 3], [1, 3], [2, 4]], dtype=float)
+    for hair in (-1e-3, 0.0, 1e-3, 1e-2):
+        low, high = iv.bin_bounds(touching[:, 0] - hair, touching[:, 1] + hair, 2.0)
+        assert low < 1.3
+        assert high > 2.5
+    # What all bins share is wholly inside, even where it is all that is left.
+    low, high = iv.bin_bounds([0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], 1.0)
+    assert low <= 0
+    assert high >= 1
+
+
 def test_bin_interval_does_not_depend_on_order_or_place() -> None:
     a = iv.bin_interval([0, 0.25, 0.5], [0.25, 0.5, 0.75], 0.25)
     b = iv.bin_interval([10.5, 10, 10.25], [10.75, 10.25, 10.5], 0.25)
