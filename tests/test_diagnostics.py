@@ -70,6 +70,14 @@ def test_sinks_by_hand():
     assert math.isnan(d.sink_share(logits.softmax(-1)).item())
 
 
+@pytest.mark.parametrize("shape", [(1,), (2, 3), (8, 32, 32), (3, 5, 7)])
+def test_median_is_the_element_pytorch_finds(shape, monkeypatch):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).abs()
+    found = d.median(x)
+    monkeypatch.setattr(d, "SELECTS_BY_NUMPY", ())
+    assert found.item() == d.median(x).item() == x.median().item()
+
+
 def test_massive_activations_by_hand():
     x = torch.tensor([[[1.0, -2.0, 3.0], [-4.0, 600.0, 0.0]]])
     # magnitudes 0, 1, 2, 3, 4, 600: the lower of the middle two is 2

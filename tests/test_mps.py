@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import search_spaces
 from tests.dispatch_guard import DispatchGuard, known_operators
-from tune_study import loss, trainer
+from tune_study import diagnostics, loss, trainer
 from tune_study.components import NEUTRAL
 from tune_study.model import GPT
 from tune_study.trainer import Trainer
@@ -51,6 +51,7 @@ def test_training_and_measuring_keep_to_what_mps_can_do(small, tokens, change, m
     # As on MPS, where attention that needs gradients goes through matrix products, and where the
     # optimiser does not skip its update by itself.
     monkeypatch.setattr(trainer, "SKIP_BY_THEMSELVES", ())
+    monkeypatch.setattr(diagnostics, "SELECTS_BY_NUMPY", ())
     with sdpa_kernel(SDPBackend.MATH):
         with DispatchGuard(may_wait=False) as step:
             run._advance(2)
