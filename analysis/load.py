@@ -26,7 +26,8 @@ from tune_study.divergence import Finish, failed, normalised_loss
 from tune_study.histories import LOSSES, NOTES, Histories, History
 from tune_study.identity import identity
 from tune_study.search.cells import Lattice
-from tune_study.search.rounds import Course, End
+from tune_study.search.course import Course
+from tune_study.search.ends import End
 from tune_study.store import StudyFolder
 
 NAN = float("nan")

@@ -24,7 +24,9 @@ from analysis.load import judge_finished
 from analysis.tables import NO_EVIDENCE
 from tune_study.config import ConfigError, Criterion, Search
 from tune_study.search import edge
-from tune_study.search.rounds import Course, End, Line, Place, Rounds
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Line, Place
+from tune_study.search.rounds import Rounds
 
 KEYS = ["depth", "qk_norm", "seed"]
 CLOSE_NATS = 0.02

@@ -28,7 +28,9 @@ import numpy as np
 
 from tune_study.config import Criterion, Search
 from tune_study.search import edge
-from tune_study.search.rounds import Course, End, Line, Place, Rounds
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Line, Place
+from tune_study.search.rounds import Rounds
 
 SIZE, ENTROPY, BEST = 25, 4.9, 0.9
 LRS = [10 ** (-3 + place / 8) for place in range(SIZE)]

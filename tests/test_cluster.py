@@ -18,7 +18,7 @@ from tune_study.concurrency import Node, Share, policy_on
 from tune_study.config import ConfigError
 from tune_study.data import open_tokens, prepare
 from tune_study.losses import Losses
-from tune_study.search.rounds import End
+from tune_study.search.ends import End
 from tune_study.searcher import CellSearcher
 from tune_study.trainer import Trainer
 

@@ -28,7 +28,9 @@ from tune_study.config import (
 from tune_study.identity import identity
 from tune_study.search import best, edge
 from tune_study.search.cells import Lattice
-from tune_study.search.rounds import Course, End, Line, Rounds
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Line
+from tune_study.search.rounds import Rounds
 from tune_study.store import StudyFolder
 
 
@@ -61,6 +63,38 @@ def test_first_place_is_the_middle_and_the_bracket_is_closed():
     assert edge.next_place(stands, before, 0.05, 0.5, beneath=4) == 11
     assert edge.bracket({3: True, 5: False, 7: True}, 25) == (3, 5)
     assert edge.bracket({}, 25) == (-1, 25)
+
+
+def test_an_edge_stands_on_one_sound_cell_or_on_three():
+    before, error = edge.prior(25), 0.05
+    closed = {14: True, 15: False}
+    # 14 is far from failure: nothing below it is asked for.
+    assert edge.next_place(closed, before, error, 0.1, beneath=3, sound={14}) is None
+    # It is not: 13, which is, ends it; else 12 as well.
+    assert edge.next_place(closed, before, error, 0.1, beneath=3) == 13
+    stands = closed | {13: True}
+    assert edge.next_place(stands, before, error, 0.1, beneath=3, sound={13}) is None
+    assert edge.next_place(stands, before, error, 0.1, beneath=3) == 12
+    # A cell near failure below a sound one: the cells between are asked for.
+    between = closed | {12: True}
+    assert edge.next_place(between, before, error, 0.1, beneath=3, sound={14}) == 13
+
+
+def test_nothing_is_run_above_an_unstable_cell_that_is_believed():
+    # Even belief, 16 unstable: edges above 17 have 0.05 each against 0.95 for the others.
+    even = edge.prior(25)
+    assert edge.next_place({16: False}, even, 0.05, 0.8) < 16
+    # Others' edges at 22 speak against it, and a cell above is run.
+    far = edge.prior(25, [22, 22, 22], spread=1.0)
+    assert edge.next_place({16: False, 15: True}, far, 0.05, 0.8) > 16
+
+
+def test_a_verdict_that_is_sure_already_is_not_asked_for():
+    # 13 unstable below two stable ones: whether the edge is 13 or 16 nothing further tells.
+    near = edge.prior(25, [13, 13], spread=1.5)
+    stable = {12: True, 13: False, 14: True, 15: True, 16: False, 17: False}
+    assert edge.within_one(edge.belief(stable, near, 0.05))[1] < 0.8
+    assert edge.next_place(stable, near, 0.05, 0.8, sound={12}) is None
 
 
 @pytest.mark.parametrize("truth", range(26))
@@ -151,6 +185,30 @@ def test_a_line_that_has_learned_nothing_does_not_pass_for_slow():
     of_two = Rounds(list(dict.fromkeys(at for at, _ in ends)), lrs, Search(), Criterion())
     low, high = next((e.low, e.high) for e in of_two.edges(ends) if e.line.arm == "on")
     assert (low, high) == (-1, 12)
+
+
+def test_a_group_is_judged_by_what_others_reached_until_it_has_its_own():
+    lines = [Line(1, arm, seed) for seed in (0, 1) for arm in ("off", "on")]
+    of_all = Rounds(lines, simulated.LRS, Search(best_lr=False), Criterion())
+    # The first seed reached 0.9 at place 12. In the second all cells lie near the edge, and its
+    # lowest loss is 2.5: by that 3.2 is stable, 0.29 of the way to 4.9; by 0.9 it failed, 0.575.
+    ends = {(lines[0], place): End(loss, 4.9) for place, loss in ((8, 1.1), (12, 0.9), (16, 2.0))}
+    ends |= {(lines[2], place): End(loss, 4.9) for place, loss in ((14, 2.5), (15, 3.2))}
+    known = of_all.known(ends)
+    assert known.stable[lines[2]] == {14: True, 15: False}
+    assert known.contested == {(1, 1)}
+    assert of_all.reference(known, (1, 1)) == (lines[2], 12)
+    # Its own 12 spiked; then it looks further for a lowest loss of its own.
+    known = of_all.known(ends | {(lines[2], 12): End(2.3, 4.9)})
+    assert known.stable[lines[2]][15] is False
+    assert of_all.reference(known, (1, 1)) == (lines[2], 8)
+    # With one, the two agree and nothing is contested.
+    assert not of_all.known(ends | {(lines[2], 12): End(0.95, 4.9)}).contested
+    # Where that is all it can reach, it is judged by its own, as in the tables.
+    around = {(lines[2], place): End(loss, 4.9) for place, loss in ((12, 2.3), (8, 2.4))}
+    known = of_all.known(ends | around)
+    assert of_all.reference(known, (1, 1)) is None
+    assert known.stable[lines[2]][15] is True
 
 
 def test_learning_rates_for_all_lines_are_the_first_round():

@@ -385,7 +385,10 @@ class Search(Config):
         0.8, gt=0, lt=1, description="the belief that an edge lies within one LR, 0 to 1"
     )
     beneath: int = Field(
-        3, ge=1, description="the stable cells in a row that an edge must stand on, 1 or more"
+        3,
+        ge=1,
+        description="the most stable cells in a row that an edge must stand on; fewer where one of "
+        "them is far from failure",
     )
     every: int | None = Field(
         None,

@@ -102,7 +102,10 @@ and where its runs end says nothing about stability."""
 
 
 def failed(
-    finishes: Sequence[Finish], unigram_entropy: float, criterion: Criterion
+    finishes: Sequence[Finish],
+    unigram_entropy: float,
+    criterion: Criterion,
+    reached: float = math.inf,
 ) -> list[Verdict]:
     """Judges the finished cells of one depth and seed, over all arms and learning rates.
 
@@ -111,10 +114,13 @@ def failed(
     the arm's best the same loss is only slow. l* is taken over the arms together, so that an
     arm in which every learning rate fails is not measured against itself.
 
+    Args:
+        reached: a loss that cells like these reached elsewhere, if that is lower than l*.
+
     Returns:
         one verdict a finish, `stable` or `failed`, in the order given.
     """
-    best = min((f.loss for f in finishes), default=math.inf)
+    best = min([reached, *(f.loss for f in finishes)])
     best_lr = {
         arm: min((f for f in finishes if f.arm == arm), key=lambda f: (f.loss, f.lr)).lr
         for arm in {f.arm for f in finishes}

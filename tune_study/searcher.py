@@ -7,7 +7,8 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from tune_study.search.rounds import Course, End, Place
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Place
 from tune_study.turns import Stateless
 
 

@@ -29,8 +29,9 @@ from tune_study.divergence import Row, Verdict
 from tune_study.identity import identity
 from tune_study.records import Record, ended, read
 from tune_study.search.cells import Lattice, end_of
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Place
 from tune_study.search.known import lines
-from tune_study.search.rounds import Course, End, Place
 from tune_study.store import StudyFolder
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from tune_study.config import Criterion, Study, TrialConfig
 from tune_study.divergence import Row
 from tune_study.records import ended
-from tune_study.search.rounds import Course, End, Line, Place, Rounds
+from tune_study.search.course import Course
+from tune_study.search.ends import End, Line, Place
+from tune_study.search.rounds import Rounds
 
 
 class Lattice:

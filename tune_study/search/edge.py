@@ -19,6 +19,10 @@ Array = NDArray[np.float64]
 FLOOR = 0.15
 """Share of the belief that is even over all places, whatever other lines say."""
 
+TRUST = 0.9
+"""Belief that the edge is no higher than one above the lowest unstable cell, from which on no cell
+above it is run: by the contiguous rule none of them can move the edge."""
+
 
 def prior(size: int, near: Sequence[float] = (), spread: float = 2.0) -> Array:
     """Belief about the edge before this line has any cell, shape (size + 1,).
@@ -76,11 +80,13 @@ def next_place(
     confidence: float,
     tried: Collection[int] = (),
     beneath: int = 1,
+    sound: Collection[int] = (),
 ) -> int | None:
     """The place to run next, or None if the edge is known.
 
     It is known when `confidence` of the belief lies within one step, and the cells next to the
-    edge by the contiguous rule have run: the unstable one, and `beneath` stable ones.
+    edge by the contiguous rule have run: the unstable one, and stable ones below it down to a sound
+    one, `beneath` of them at most.
 
     Args:
         stable: verdict by place.
@@ -88,18 +94,34 @@ def next_place(
         error: share of verdicts that are wrong.
         confidence: belief within one step that suffices.
         tried: places not to be asked for, though they have no verdict.
-        beneath: stable cells in a row that the edge must stand on.
+        beneath: most stable cells in a row that the edge must stand on.
+        sound: stable places that learned about as well as any; an edge that stands on one of them
+            needs no more below.
     """
     size = len(before) - 1
     free = [place for place in range(size) if place not in stable and place not in tried]
     after = belief(stable, before, error)
+    low, high = bracket(stable, size)
+    if after[: high + 2].sum() >= TRUST:
+        free = [place for place in free if place < high]
+        after[high + 2 :] = 0
+        after /= after.sum()
     if within_one(after)[1] < confidence and free:
         # The chance that the next verdict is `stable`; near a half it tells the most.
         above = 1 - np.cumsum(after)
-        return min(free, key=lambda place: (abs(above[place] - 0.5).round(12), place))
-    low, high = bracket(stable, size)
+        place = min(free, key=lambda place: (abs(above[place] - 0.5).round(12), place))
+        # A verdict that is surer than verdicts are tells nothing.
+        if error < above[place] < 1 - error:
+            return place
     inside = [place for place in free if low < place < high]
     if inside:
         return min(inside, key=lambda place: (abs(2 * place - low - high), place))
     # An unstable cell just below would be the edge by the contiguous rule.
-    return next((place for place in range(low - 1, low - beneath, -1) if place in free), None)
+    stand = range(low, max(-1, low - beneath), -1)
+    shaky = [place for place in stand if place in stable and place not in sound]
+    for place in stand:
+        if place in free:
+            return place
+        if place in sound and place < min(shaky, default=size):
+            break
+    return None

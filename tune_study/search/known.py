@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tune_study.search.rounds import Course, Edge
+from tune_study.search.course import Course
+from tune_study.search.rounds import Edge
 
 
 def lines(course: Course, lrs: Sequence[float]) -> list[str]:

@@ -8,67 +8,31 @@ off, at any moment, goes on with the same cells as one that was not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
 from tune_study.components import OFF
 from tune_study.config import Criterion, Search
-from tune_study.divergence import LEARNED, Finish, failed, normalised_loss
 from tune_study.search import best, edge
+from tune_study.search.ends import End, Group, Known, Line, Place
 
 SPREAD_SEEDS, SPREAD_DEPTHS = 1.5, 3.0
 """How far apart, in learning rates, edges of one depth over seeds and of one seed over depths are
 taken to lie: where to look first, until the cells say otherwise."""
 
 COARSE: tuple[int, ...] = (4, 2, 1)
-FINE: tuple[int, ...] = (1,)
+FINE: tuple[int, ...] = (2, 1)
 """Steps in which the lowest loss is enclosed on the first line of an arm, and on later ones."""
 
-CLOSE = 0.05
-"""Share of the way from the lowest loss to the unigram entropy within which a group's own lowest
-loss is near enough to judge failure by."""
+NEARBY: tuple[int, ...] = (4,)
+"""The same where no more is wanted of it than to judge failure by."""
 
 NEAR_EDGE = 4
 """Learning rates below off's edge whose cells tell where an arm begins to be needed. On the dense
 pilot it gave the slope of the threshold over depth that the whole grid gives (docs/edge.md)."""
-
-
-@dataclass(frozen=True, order=True)
-class Line:
-    """One (depth, arm, seed)."""
-
-    depth: int
-    arm: str
-    seed: int
-
-    @property
-    def group(self) -> tuple[int, int]:
-        """Lines whose cells are judged together: one depth and seed."""
-        return self.depth, self.seed
-
-
-Place = tuple[Line, int]
-"""A cell: its line, and the number of its learning rate."""
-
-
-@dataclass(frozen=True)
-class End:
-    """How a cell ended.
-
-    Attributes:
-        loss: its last validation loss; None if it is not finite.
-        entropy: unigram entropy of its data.
-        diverged: whether it diverged.
-        lost: it has no result and will not get one; no evidence.
-    """
-
-    loss: float | None = None
-    entropy: float = math.nan
-    diverged: bool = False
-    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,69 +51,6 @@ class Edge:
     sure: float
     decided: bool
     cells: int
-
-
-@dataclass(frozen=True)
-class Known:
-    """The ends of cells, judged.
-
-    Attributes:
-        stable, losses: verdicts, and losses of stable cells, by line and place.
-        tried: places of each line that were run.
-        learned: groups of which a cell has learned from context.
-        excused: lines with a cell that is no better than a failed one, but lies below the line's
-            best so far, and so counts as slow.
-    """
-
-    ends: Mapping[Place, End]
-    lrs: Sequence[float]
-    criterion: Criterion
-    stable: dict[Line, dict[int, bool]] = field(default_factory=dict)
-    losses: dict[Line, dict[int, float]] = field(default_factory=dict)
-    tried: dict[Line, set[int]] = field(default_factory=dict)
-    learned: set[tuple[int, int]] = field(default_factory=set)
-    excused: set[Line] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        groups: dict[tuple[int, int], list[Place]] = {}
-        for (line, place), end in sorted(self.ends.items(), key=lambda item: item[0]):
-            self.tried.setdefault(line, set()).add(place)
-            if end.diverged:
-                self.stable.setdefault(line, {})[place] = False
-            elif not end.lost and end.loss is not None:
-                groups.setdefault(line.group, []).append((line, place))
-        for group, cells in groups.items():
-            self._judge(group, cells)
-
-    @property
-    def entropy(self) -> float:
-        """Unigram entropy of the data; NaN before any cell has a result."""
-        return next((end.entropy for end in self.ends.values() if not end.lost), math.nan)
-
-    def _judge(self, group: tuple[int, int], cells: list[Place]) -> None:
-        """As `divergence.failed`; where nothing has learned, ends say nothing about the edge."""
-        losses = [self.ends[cell].loss or math.nan for cell in cells]
-        entropy = self.ends[cells[0]].entropy
-        if min(losses) >= (1 - LEARNED) * entropy:
-            return
-        self.learned.add(group)
-        finishes = [
-            Finish(self.lrs[place], line.arm, loss)
-            for (line, place), loss in zip(cells, losses, strict=True)
-        ]
-        verdicts = failed(finishes, entropy, self.criterion)
-        at = [normalised_loss(loss, min(losses), entropy) for loss in losses]
-        margin = self.criterion.failed_margin
-        learned = {line for (line, _), share in zip(cells, at, strict=True) if share <= margin}
-        for (line, place), loss, share, verdict in zip(cells, losses, at, verdicts, strict=True):
-            # A line none of whose cells has learned lies above its edge, as far as is known: its
-            # cells must not pass for slow ones below their own best.
-            stable = verdict.state == "stable" and line in learned
-            if stable and share > margin:
-                self.excused.add(line)
-            self.stable.setdefault(line, {})[place] = stable
-            if stable:
-                self.losses.setdefault(line, {})[place] = loss
 
 
 class Rounds:
@@ -174,6 +75,7 @@ class Rounds:
         self.criterion = criterion
         self.depths = tuple(dict.fromkeys(line.depth for line in lines))
         self.seeds = tuple(dict.fromkeys(line.seed for line in lines))
+        self.peers = self._peers()
 
     def next(self, ends: Mapping[Place, End]) -> list[Place]:
         """The cells of the next round, none of them in `ends`; empty if the search is over.
@@ -183,17 +85,68 @@ class Rounds:
         shared = [(line, at) for line in self.lines for at in self.shared if (line, at) not in ends]
         if shared:
             return shared
-        state = _State(self, Known(ends, self.lrs, self.criterion))
+        state = _State(self, self.known(ends))
         return state.ranked()[: self.rules.batch]
 
     def edges(self, ends: Mapping[Place, End]) -> list[Edge]:
         """What is known of every line."""
-        return _State(self, Known(ends, self.lrs, self.criterion)).edges()
+        return _State(self, self.known(ends)).edges()
 
     @property
     def shared(self) -> range:
         """Places that every line runs, whatever is found there."""
         return range(0, len(self.lrs) if self.rules.every else 0, self.rules.every or 1)
+
+    def _peers(self) -> dict[Group, set[Group]]:
+        """By group those whose lowest loss it is judged by as well as by its own.
+
+        In a search for edges alone few cells of a group lie near its lowest loss. Its depth's other
+        seeds, or before them the first group, have reached what it would reach.
+        """
+        if self.rules.best_lr or self.shared:
+            return {}
+        groups = {line.group for line in self.lines}
+        first = self.lines[0].group
+        return {
+            (depth, seed): {at for at in groups if at[0] == depth}
+            | ({first} if seed == self.seeds[0] else set())
+            for depth, seed in groups
+        }
+
+    def known(self, ends: Mapping[Place, End]) -> Known:
+        """The ends, judged. A group that is contested, and has no reference left to run, is judged
+        by its own lowest loss alone, as it will be in the study's tables."""
+        known = Known(ends, self.lrs, self.criterion, self.peers)
+        alone = {group for group in known.contested if self.reference(known, group) is None}
+        if not alone:
+            return known
+        peers = {group: peers for group, peers in self.peers.items() if group not in alone}
+        return Known(ends, self.lrs, self.criterion, peers)
+
+    def reference(self, known: Known, group: Group) -> Place | None:
+        """The next cell of a group that may give it a lowest loss of its own to be judged by: where
+        the group searched before it has its lowest, then NEARBY; None if they have run."""
+        first = self.lines[0].group
+        taught = (group[0], self.seeds[0])
+        teacher = first if group == taught else taught
+        lowest = min(
+            (
+                (loss, line.arm, place)
+                for line, losses in known.losses.items()
+                if line.group == teacher != group
+                for place, loss in losses.items()
+            ),
+            default=None,
+        )
+        if lowest is None:
+            return None
+        line, place = Line(group[0], lowest[1], group[1]), lowest[2]
+        tried, losses = known.tried.get(line, set()), known.losses.get(line, {})
+        if place not in tried:
+            return line, place
+        stable = known.stable.get(line, {})
+        further = best.next_place(losses, stable, len(self.lrs), NEARBY, tried)
+        return None if further is None else (line, further)
 
     def teacher(self, line: Line) -> Line | None:
         """The line that is searched before this one, and tells it where to look; none where the
@@ -261,28 +214,41 @@ class _State:
         tried = self.known.tried.get(line, set())
         if (due := next((at for at in self.rounds.shared if at not in tried), None)) is not None:
             return due
-        if self.rules.best_lr or self.rounds.teacher(line) is None:
-            place = self._lowest(line, COARSE if self._hint(line) is None else FINE)
-            if place is not None:
-                return place
-        elif line == self._reference(line.group) and self._unlearned(line.group):
-            place = self._hint(line)
-            if place is None or place in tried:
-                place = self._anywhere(tried)
-            if place is not None:
-                return place
-        before = self._prior(line)
-        rules = self.rules
-        place = edge.next_place(stable, before, rules.error, rules.confidence, tried, rules.beneath)
-        # A cell that learned nothing passes for slow below the line's best cell so far; and failure
-        # is judged by the lowest loss of the group.
-        doubtful = line in self.known.excused or (
-            line == self._reference(line.group) and self._far_from_best(line)
+        if (place := self._before_edge(line)) is not None:
+            return place
+        rules, sound = self.rules, self.known.sound.get(line, ())
+        place = edge.next_place(
+            stable, self._prior(line), rules.error, rules.confidence, tried, rules.beneath, sound
         )
-        if place is None and doubtful:
-            hint = self._hint(line)
-            return None if hint in tried else hint
-        return place
+        return self._doubted(line) if place is None else place
+
+    def _before_edge(self, line: Line) -> int | None:
+        """The next place of what comes before the line's edge: its lowest loss, if that is sought,
+        or what it takes to judge its group by."""
+        if self.rules.best_lr:
+            return self._lowest(line, COARSE if self._hint(line) is None else FINE)
+        if self.rounds.shared or line.seed != self.rounds.seeds[0]:
+            return None
+        if line == self.rounds.lines[0]:
+            return self._lowest(line, NEARBY)
+        cell = self.rounds.reference(self.known, line.group)
+        begun = line in self.known.tried
+        return cell[1] if cell and cell[0] == line and not begun else None
+
+    def _doubted(self, line: Line) -> int | None:
+        """A place of a line whose edge is known that may change how its cells are judged."""
+        if self.rounds.shared:
+            return None
+        if line in self.known.excused:
+            # A cell that learned nothing passes for slow below the line's best cell so far. With
+            # one that learned below it, it does not.
+            group = [at for at in self.rounds.lines if at.group == line.group]
+            _, place = min((x, at) for other in group for at, x in self._losses(other).items())
+            return None if place in self.known.tried[line] else place
+        if line.group in self.known.contested:
+            cell = self.rounds.reference(self.known, line.group)
+            return cell[1] if cell and cell[0] == line else None
+        return None
 
     def _beside(self, line: Line, off: Line) -> int | None:
         """The next place near off's edge that off ran and this line did not."""
@@ -297,61 +263,41 @@ class _State:
             return hint
         if line.group not in self.known.learned:
             return self._anywhere(tried)
-        if not self.rules.best_lr:
-            steps = steps[:-1]  # near the lowest loss is enough to judge failure by
-        losses, stable = self.known.losses.get(line, {}), self.known.stable.get(line, {})
-        return best.next_place(losses, stable, self.size, steps, tried)
+        stable = self.known.stable.get(line, {})
+        return best.next_place(self._losses(line), stable, self.size, steps, tried)
 
     def _anywhere(self, tried: Collection[int]) -> int | None:
         """The middle, the quarters, the eighths, ...: where nothing is known."""
         return next((place for place in _halves(self.size) if place not in tried), None)
 
-    def _unlearned(self, group: tuple[int, int]) -> bool:
-        """Whether cells of a group have run, and none of them has learned."""
-        ran = any(line.group == group for line in self.known.tried)
-        return ran and group not in self.known.learned
+    def _losses(self, line: Line) -> Mapping[int, float]:
+        """Final losses of a line's stable cells, by place."""
+        return self.known.losses.get(line, {})
 
-    def _far_from_best(self, line: Line) -> bool:
-        """Whether the group's lowest loss lies so far above those of other groups that failure,
-        which is judged by it, may be judged otherwise with a better one."""
-        own, others = math.inf, math.inf
-        for at, losses in self.known.losses.items():
-            lowest = min(losses.values(), default=math.inf)
-            if at.group == line.group:
-                own = min(own, lowest)
-            else:
-                others = min(others, lowest)
-        return own - others > CLOSE * (self.known.entropy - others)
-
-    def _like(self, line: Line) -> tuple[list[Line], float]:
-        """Lines begun that may tell where this one's edge and lowest loss lie, and how far off."""
-        begun = [at for at in self.known.stable if at.arm == line.arm and at != line]
-        same_depth = [at for at in begun if at.depth == line.depth]
+    def _like(self, lines: Collection[Line], line: Line) -> tuple[list[Line], float]:
+        """Of some lines those that may tell where this one's edge and lowest loss lie, and how far
+        off: its arm's at its depth, or else those of its seed."""
+        arm = [at for at in lines if at.arm == line.arm and at != line]
+        same_depth = [at for at in arm if at.depth == line.depth]
         if same_depth:
             return same_depth, SPREAD_SEEDS
-        return [at for at in begun if at.seed == line.seed], SPREAD_DEPTHS
+        return [at for at in arm if at.seed == line.seed], SPREAD_DEPTHS
 
     def _prior(self, line: Line) -> edge.Array:
-        like, spread = self._like(line)
-        highs = [edge.bracket(self.known.stable[at], self.size)[1] for at in like]
-        return edge.prior(self.size, highs, spread)
+        closed = {
+            at: high
+            for at, stable in self.known.stable.items()
+            for low, high in [edge.bracket(stable, self.size)]
+            if high - low == 1  # one that is still open says little of where others lie
+        }
+        like, spread = self._like(closed, line)
+        return edge.prior(self.size, [closed[at] for at in like], spread)
 
     def _hint(self, line: Line) -> int | None:
         """Where lines like it have their lowest loss: the median."""
-        like, _ = self._like(line)
+        like, _ = self._like(self.known.stable, line)
         places = [min(x, key=x.__getitem__) for at in like if (x := self.known.losses.get(at))]
         return int(np.median(places)) if places else None
-
-    def _reference(self, group: tuple[int, int]) -> Line:
-        """The line of a group that has its lowest loss, or is expected to have it."""
-        lines = [line for line in self.rounds.lines if line.group == group]
-
-        def lowest(line: Line) -> float:
-            like, _ = self._like(line)
-            found = [self.known.losses.get(at, {}) for at in (line, *like)]
-            return min((loss for losses in found for loss in losses.values()), default=math.inf)
-
-        return min(lines, key=lowest)
 
     def _gain(self, line: Line) -> float:
         """By how much the interval of the mean edge narrows, with one more seed of this line's
@@ -381,53 +327,3 @@ def _halves(size: int) -> Iterator[int]:
                 seen.add(place)
                 yield place
         parts *= 2
-
-
-class Course:
-    """A search as far as it has come: rounds run, and the one that is due.
-
-    Args:
-        rounds: the search.
-        ended: how a cell ended in an earlier start of the study; None if it did not. Asked of a
-            cell when its round comes: what else is known decides nothing.
-        cells: most cells to run altogether, or None.
-    """
-
-    def __init__(
-        self, rounds: Rounds, ended: Callable[[Place], End | None], cells: int | None = None
-    ) -> None:
-        self._rounds, self._ended, self._most = rounds, ended, cells
-        self.ends: dict[Place, End] = {}
-        self.due: list[Place] = []
-        self.batches: list[list[Place]] = []
-        self._go_on()
-
-    @property
-    def asked(self) -> list[Place]:
-        """The cells of all rounds so far, in order."""
-        return [cell for batch in self.batches for cell in batch]
-
-    def tell(self, cell: Place, end: End) -> None:
-        """Takes the end of a cell that is due; with the last of a round, the next one is due."""
-        self.due.remove(cell)
-        self._told[cell] = end
-        if not self.due:
-            self.ends |= self._told
-            self._go_on()
-
-    def edges(self) -> list[Edge]:
-        """What is known of every line by the rounds that have ended."""
-        return self._rounds.edges(self.ends)
-
-    def _go_on(self) -> None:
-        while not self.due:
-            batch = self._rounds.next(self.ends)
-            if self._most is not None:
-                batch = batch[: max(0, self._most - len(self.ends))]
-            if not batch:
-                return
-            self.batches.append(batch)
-            self._told = {cell: end for cell in batch if (end := self._ended(cell)) is not None}
-            self.due = [cell for cell in batch if cell not in self._told]
-            if not self.due:
-                self.ends |= self._told
