@@ -15,7 +15,7 @@ from analysis.summary import summarise
 from benchmarks import edge as replayed
 from benchmarks import edge_simulated as simulated
 from tests import fabricated
-from tune_study import sweep
+from tune_study import configs, sweep
 from tune_study.config import (
     ConfigError,
     Criterion,
@@ -390,6 +390,36 @@ def test_rounds_go_on_over_cells_that_are_known_already(searched, tmp_path):
         assert cell.name in to_run
         course.tell(course.due[0], End(cell.loss, cell.unigram_entropy, cell.state == "diverged"))
     assert {lattice.configs[place].label for place in course.asked} == set(ran)
+
+
+def test_a_finished_grid_is_evidence_from_the_first_round_on(tmp_path):
+    edges = STUDY.replace(search=Search(best_lr=False))
+    folder = StudyFolder(tmp_path, STUDY.name)
+    half = STUDY.replace(search=None, axes=dict(STUDY.axes) | {"lr": STUDY.axis("lr")[::2]})
+    _, by_grid = run_plainly(tmp_path, half, most=103)
+    # One of its 104 cells is missing: it counts when a round asks for it, as any known cell.
+    assert sweep.with_evidence(edges, folder, "abc") == edges
+    by_grid += run_plainly(tmp_path, half)[1]
+    informed = sweep.with_evidence(edges, folder, "abc")
+    assert informed.search.given == half.axes
+    course = sweep.plan(informed, folder, "abc").search
+    assert len(course.given) == 104
+    assert all(edge.high - edge.low <= 2 for edge in course.edges())
+    # Cut off and begun again it knows the same grid, and goes on.
+    _, first = run_plainly(tmp_path, informed, most=3)
+    again = sweep.with_evidence(edges, folder, "abc")
+    assert again == informed == configs.read(folder.path / "config.yaml", Study)
+    _, rest = run_plainly(tmp_path, again)
+    assert not set(by_grid) & {*first, *rest}
+    # Each of the 8 lines has one place left between the grid's; a cell or two beneath it.
+    assert 8 <= len(first) + len(rest) <= 16
+    results = load(folder.path)
+    assert results.search.ends.keys() == set(results.search.asked)
+    assert len(results.search.asked) == 104 + len(first) + len(rest)
+    assert all(edge.decided for edge in results.search.edges())
+    # A number of cells is one of cells beyond the grid's.
+    few = informed.replace(search=informed.search.replace(cells=5))
+    assert len(sweep.plan(few, folder, "abc").search.asked) == 104 + 5
 
 
 def test_replaying_a_grid_agrees_with_it():

@@ -200,6 +200,7 @@ def plan(
         vocab_size, prepared = tokens.vocab_size, "tokens are prepared"
     except ConfigError:
         vocab_size, prepared = cost.vocab_size(wanted.base.data), "tokens are not prepared yet"
+    wanted = engine.with_evidence(wanted, folder, checksum)
     asked = engine.plan(wanted, folder, checksum, retry_errored=True)
     who = sharing.policy_for(asked, vocab_size, max_concurrent, folder.sharing, say=_aside)
     lines = _cost(asked, folder, vocab_size, who, in_full=True)
@@ -288,6 +289,7 @@ def sweep(
         _prepare(wanted, data)
         tokens = open_tokens(wanted.base.data, data)
         damage = folder.refuse_if_different(wanted, tokens.manifest.checksum)
+        wanted = engine.with_evidence(wanted, folder, tokens.manifest.checksum)
         plan = engine.plan(wanted, folder, tokens.manifest.checksum, retry_errored)
         for line in (*damage, *plan.damage):
             print(f"damaged: {line}", file=sys.stderr)

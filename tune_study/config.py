@@ -405,6 +405,16 @@ class Search(Config):
     cells: int | None = Field(
         None, ge=1, description="the most cells to run altogether, 1 or more, or null"
     )
+    given: tuple[tuple[str, tuple[Scalar, ...]], ...] = Field(
+        (),
+        description="the axes of a grid that was finished in the study's folder before the search "
+        "began: its cells are evidence from the first round on. A sweep fills it in",
+    )
+
+    @field_validator("given", mode="before")
+    @classmethod
+    def _given_from_mapping(cls, given: Any) -> Any:
+        return _pairs(given)
 
 
 AXES = ("lr", "depth", "qk_norm", "seed")

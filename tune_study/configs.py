@@ -46,6 +46,9 @@ def text(config: Study | TrialConfig) -> str:
         for axis, value, settings in content["tied"]:
             tied.setdefault(axis, {})[value] = dict(settings)
         content["tied"] = tied
+        if config.search is not None:
+            given = {axis: list(values) for axis, values in content["search"]["given"]}
+            content["search"]["given"] = given
     written: str = yaml.dump(content, Dumper=_Writer, sort_keys=False, allow_unicode=True)
     return written
 

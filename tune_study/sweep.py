@@ -32,7 +32,7 @@ from tune_study.search.cells import Lattice, end_of
 from tune_study.search.course import Course
 from tune_study.search.ends import End, Place
 from tune_study.search.known import lines
-from tune_study.store import StudyFolder
+from tune_study.store import DamagedError, StudyFolder
 
 if TYPE_CHECKING:
     from tune_study.cluster import Cluster
@@ -188,6 +188,27 @@ def plan(study: Study, folder: StudyFolder, checksum: str, retry_errored: bool =
         search,
         may_run,
     )
+
+
+def with_evidence(study: Study, folder: StudyFolder, checksum: str) -> Study:
+    """A search, told of the grid that was finished in its folder before it first began.
+
+    Which grid that is stays as it was then, whatever else is run there: a search that goes on must
+    find what it began with.
+    """
+    if study.search is None or not folder.exists():
+        return study
+    try:
+        stored = folder.study()
+    except DamagedError:
+        return study
+    if stored.search is not None:
+        given = stored.search.given
+    else:
+        before = plan(stored, folder, checksum)
+        finished = not before.todo and not before.given_up and stored.arms == study.arms
+        given = stored.axes if finished else ()
+    return study.replace(search=study.search.replace(given=given))
 
 
 def _keep(study: Study) -> frozenset[str]:

@@ -35,7 +35,12 @@ class Lattice:
         assert rules is not None
         lines = list(dict.fromkeys(line for line, _ in self.configs))
         rounds = Rounds(lines, self.lrs, rules, self.study.criterion)
-        return Course(rounds, lambda place: end(self.configs[place]), rules.cells)
+        given: list[Place] = []
+        if rules.given:
+            grid = self.study.replace(axes=rules.given, search=None)
+            labels = {config.label for config in grid.cells()}
+            given = [place for label, place in self.places.items() if label in labels]
+        return Course(rounds, lambda place: end(self.configs[place]), rules.cells, given)
 
 
 def end_of(rows: list[Row], config: TrialConfig, criterion: Criterion) -> End | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tune_study.search.ends import End, Place
 from tune_study.search.rounds import Edge, Rounds
@@ -15,22 +15,31 @@ class Course:
         rounds: the search.
         ended: how a cell ended in an earlier start of the study; None if it did not. Asked of a
             cell when its round comes: what else is known decides nothing.
-        cells: most cells to run altogether, or None.
+        cells: most cells to run altogether beyond those given, or None.
+        given: cells known before the first round, all of which have ended; evidence throughout.
     """
 
     def __init__(
-        self, rounds: Rounds, ended: Callable[[Place], End | None], cells: int | None = None
+        self,
+        rounds: Rounds,
+        ended: Callable[[Place], End | None],
+        cells: int | None = None,
+        given: Collection[Place] = (),
     ) -> None:
-        self._rounds, self._ended, self._most = rounds, ended, cells
-        self.ends: dict[Place, End] = {}
+        self._rounds, self._ended = rounds, ended
+        self.ends: dict[Place, End] = {
+            cell: end for cell in given if (end := ended(cell)) is not None
+        }
+        self.given = tuple(self.ends)
+        self._most = None if cells is None else cells + len(self.given)
         self.due: list[Place] = []
         self.batches: list[list[Place]] = []
         self._go_on()
 
     @property
     def asked(self) -> list[Place]:
-        """The cells of all rounds so far, in order."""
-        return [cell for batch in self.batches for cell in batch]
+        """The cells given, and those of all rounds so far, in order."""
+        return [*self.given, *(cell for batch in self.batches for cell in batch)]
 
     def tell(self, cell: Place, end: End) -> None:
         """Takes the end of a cell that is due; with the last of a round, the next one is due."""

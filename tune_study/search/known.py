@@ -13,8 +13,9 @@ def lines(course: Course, lrs: Sequence[float]) -> list[str]:
     edges = [edge for edge in course.edges() if edge.cells]
     decided = sum(edge.decided for edge in edges)
     rounds = sum(set(batch) <= course.ends.keys() for batch in course.batches)
+    given = f" ({len(course.given)} by a grid before)" if course.given else ""
     head = (
-        f"round {rounds}: {len(course.ends)} cells run, {decided} of {len(edges)} edges "
+        f"round {rounds}: {len(course.ends)} cells run{given}, {decided} of {len(edges)} edges "
         f"decided of those begun; {len(course.due)} cells next"
     )
     text = [head]
