@@ -9,6 +9,7 @@ import typer.main
 
 import search_spaces
 from tune_study import cli, commands
+from tune_study.cli.asked import changed
 from tune_study.config import CRITERIA, Study
 
 PILOT = search_spaces.get("pilot")
@@ -21,7 +22,7 @@ def asked(line: str) -> Study:
     verb = typer.main.get_command(cli.app).commands["sweep"]
     given = verb.make_context("sweep", words[4:]).params
     axes = {name: given[name] for name in ("lr", "depth", "qk_norm", "seed")}
-    study = cli._changed(
+    study = changed(
         given["study"], axes, given["set_"], given["name"], given["criterion"], given["arm"]
     )
     if given["checkpoint_every"] is not None:

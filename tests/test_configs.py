@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import search_spaces
 from analysis import load
-from tune_study import cli, configs
+from tune_study import configs
+from tune_study.cli.asked import changed
 from tune_study.config import ConfigError, Study, TrialConfig
 from tune_study.identity import identity
 from tune_study.store import StudyFolder
@@ -57,10 +58,10 @@ def test_a_sweep_leaves_its_study_and_every_run_as_yaml(finished) -> None:
         config = configs.read(file, TrialConfig)
         assert config.model_dump() == by_label[file.parent.name].model_dump()
         assert identity(config, checksum) == names[file.parent.name]
-    named = cli._changed(str(folder.path / "config.yaml"), {}, None, None)
+    named = changed(str(folder.path / "config.yaml"), {}, None, None)
     assert named == written
-    changed = cli._changed(str(folder.path / "config.yaml"), {}, ["steps=30"], None)
-    assert changed.name.startswith("tiny-")
+    other = changed(str(folder.path / "config.yaml"), {}, ["steps=30"], None)
+    assert other.name.startswith("tiny-")
 
 
 def test_a_study_written_by_hand(tmp_path: Path) -> None:

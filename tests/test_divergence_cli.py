@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tests.conftest import SMALL_DATA
 from tests.left_study import leave
 from tune_study.cli import app
+from tune_study.cli.asked import changed
 from tune_study.config import CRITERIA, ConfigError, Criterion
 from tune_study.data import prepare
 
@@ -58,10 +59,8 @@ def test_replay_says_whether_it_diverges_there_too(call, small, tmp_path):
 
 
 def test_sweeps_under_another_criterion_have_another_name():
-    from tune_study.cli import _changed
-
-    off = _changed("pilot", {}, None, None, "off")
+    off = changed("pilot", {}, None, None, "off")
     assert off.criterion == CRITERIA["off"]
     assert off.name.startswith("pilot-")
-    assert off.name != _changed("pilot", {}, None, None, "eager").name
-    assert _changed("pilot", {}, None, None, "safe").name == "pilot"
+    assert off.name != changed("pilot", {}, None, None, "eager").name
+    assert changed("pilot", {}, None, None, "safe").name == "pilot"

@@ -22,6 +22,7 @@ from search_spaces.pilot import STUDY as PILOT
 from tests.conftest import ROOT, SMALL_DATA
 from tests.left_study import leave_all
 from tune_study import cli
+from tune_study.cli.asked import changed
 from tune_study.config import Study
 from tune_study.data import Tokens
 from tune_study.store import StudyFolder
@@ -203,7 +204,7 @@ def look_at(words: list[str]) -> None:
     given: dict[str, Any] = context.params
     if name in ("sweep", "plan", "prepare") and given["study"] != "centred":
         axes = {axis: given.get(axis) for axis in ("lr", "depth", "qk_norm", "seed")}
-        study = cli._changed(given["study"], axes, given.get("set_"), given.get("name"))
+        study = changed(given["study"], axes, given.get("set_"), given.get("name"))
         assert len(list(study.cells())) == len(study)
 
 
