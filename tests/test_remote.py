@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tarfile
 
 import pytest
@@ -142,7 +143,7 @@ def test_plan_knows_what_is_done_in_a_store(
     there = remote.outline(URI, "left")
     assert there.kept_weights(label).read_bytes() == b""  # known, and not fetched
     assert not (tmp_path / "b").exists()
-    cli.plan(str(folder.path / "config.yaml"), name="other", runs=URI, data=data_root)
+    cli.plan(f"{folder.path}/config.yaml", "other", max_concurrent=1, runs=URI, data=data_root)
     assert "; 0 done, 1 to run." in capsys.readouterr().out
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
     assert remote.outline(URI, "left").path == folder.path  # it is ahead
@@ -153,7 +154,6 @@ def test_bundle_and_exports_of_a_store_lie_here(
 ):
     with machine("a") as (folder, _):
         fill(folder, small, tokens)
-    before = sorted(path for path in store.parent.rglob("*"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr("analysis.bundle.report.figures", lambda *_: [])
@@ -165,10 +165,16 @@ def test_bundle_and_exports_of_a_store_lie_here(
     assert "1 cells written. View them: tensorboard --logdir left-tensorboard" in (
         capsys.readouterr().out
     )
+    shutil.copytree(store, store.with_name("right"))
+    study = store.with_name("right") / "study.json"
+    study.write_text(study.read_text().replace('"name": "left"', '"name": "right"'))
+    before = sorted(path for path in store.parent.rglob("*"))
+    cli.report(["left", "right"], runs=URI)
+    assert "Comparison: left-vs-right/" in capsys.readouterr().out
     cli.export("left", "optuna", out=tmp_path / "deep" / "x.db", runs=URI)
     assert (tmp_path / "deep" / "x.db").is_file()
     names = sorted(path.name for path in (tmp_path / "here").iterdir())
-    assert names == ["left-tensorboard", "left.tar.gz"]
+    assert names == ["left-tensorboard", "left-vs-right", "left.tar.gz"]
     assert sorted(path for path in store.parent.rglob("*")) == before
 
 

@@ -106,9 +106,9 @@ def report(
         from analysis import load
         from analysis.compare import compare
 
-        if remote.is_uri(runs):
-            raise ConfigError(f"--runs {runs}: a page of several studies needs a folder.")
-        out = folders[0].path.parent / "-vs-".join(studies)
+        out = Path("-vs-".join(studies))  # of studies in a store, into this folder
+        if not remote.is_uri(runs):
+            out = folders[0].path.parent / out
         results = [load(folder.path, criterion=rules) for folder in folders]
         print(f"Comparison: {compare(results, out)}")
         return
