@@ -138,13 +138,25 @@ class Recipe:
     environment: dict[str, str]
 
     def __call__(self, script: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        process = self.start(script, *words, **more)
+        out, errors = process.communicate(timeout=600)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
+
+    def start(self, script: str, *words: str, **more: str) -> subprocess.Popen[str]:
+        """The same, without waiting for it."""
+        return subprocess.Popen(
             ["bash", str(ROOT / "docs" / script), *words],
             env=self.environment | more,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=600,
         )
+
+    def left(self) -> list[psutil.Process]:
+        """Processes of Ray and of the sweep that live."""
+        name = self.environment["RAY_TMPDIR"]
+        every = psutil.process_iter(["cmdline"])
+        return [p for p in every if name in " ".join(p.info["cmdline"] or ())]
 
 
 @pytest.fixture
@@ -162,9 +174,9 @@ def recipe(tmp_path: Path) -> Iterator[Recipe]:
         environment = os.environ | SOON
         environment |= {"HOME": str(home), "RAY_TMPDIR": name, "CALLS": str(tmp_path / "calls")}
         environment["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        yield Recipe(environment)
-        every = psutil.process_iter(["cmdline"])
-        assert [p for p in every if name in " ".join(p.info["cmdline"] or ())] == []
+        started = Recipe(environment)
+        yield started
+        assert started.left() == []
 
 
 def test_the_ssh_recipe(recipe, alone, data, tmp_path):
@@ -178,6 +190,17 @@ def test_the_ssh_recipe(recipe, alone, data, tmp_path):
     refused = recipe("ssh.sh", "smoke", "--lr", "x y", **more)
     assert refused.returncode == 2
     assert "axes.lr = 'x y'" in refused.stderr
+
+
+def test_the_ssh_recipe_leaves_nothing_when_it_is_killed(recipe, data, tmp_path):
+    words = [*SMOKE, "--runs", str(tmp_path / "runs"), "--data", str(data)]
+    more = {"HOSTS": "127.0.0.1 localhost", "NODE": "--num-cpus=1", "PORT": str(free_port())}
+    script = recipe.start("ssh.sh", *words, **more)
+    wait_for(lambda: ended(tmp_path / "runs" / "smoke") >= 2 or script.poll() is not None)
+    assert recipe.left() != []
+    script.kill()
+    script.communicate(timeout=120)  # once nobody holds its output
+    wait_for(lambda: recipe.left() == [])
 
 
 SSHD = os.environ.get("SSHD") or "/usr/sbin/sshd"

@@ -184,6 +184,10 @@ def test_a_store_is_no_place_for_a_bundle(run, tmp_path):
     assert "--out s3://bucket/tiny.tar.gz: is a URI." in refused.stderr
 
 
+def refuse():
+    raise OSError("denied")
+
+
 def test_doctor_tries_the_store(store, monkeypatch, tmp_path, data_root):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     study = search_spaces.get("smoke")
@@ -194,6 +198,10 @@ def test_doctor_tries_the_store(store, monkeypatch, tmp_path, data_root):
 
     assert looked_at() == doctor.Finding("ok", f"{URI} can be written, listed, read, deleted from")
     assert not (tmp_path / "cache").exists()
+    with monkeypatch.context() as denied:
+        denied.setattr(objects.Prefix, "list", lambda prefix: refuse())
+        with pytest.raises(ConfigError, match=r"\(listing: denied\)"):
+            objects.check(URI)
     assert list(store.parent.iterdir()) == []
     store.parent.rmdir()
     store.parent.write_text("no folder")

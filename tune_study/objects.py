@@ -139,5 +139,8 @@ def check(uri: str) -> str:
         if not listed or not same:
             raise OSError("what was just written is not there: the store is not consistent")
     except OSError as error:
+        if doing in ("listing", "reading"):
+            with suppress(OSError):
+                store.delete(name)
         raise ConfigError(cannot(uri, OSError(f"{doing}: {error}"))) from None
     return f"{uri} can be written, listed, read, deleted from"
