@@ -35,7 +35,7 @@ GAIN = 1.15
 """Times the tokens/s that twice as many cells must have to be worth their memory."""
 
 MOST = 8
-"""Cells on a GPU. More were not thought of: each holds the libraries' memory once more."""
+"""Cells on a GPU: each holds the libraries' memory once more, there and on the machine."""
 
 FULL = 0.9
 """The share of a GPU's memory that may be in use with all cells on it."""
@@ -80,13 +80,12 @@ def policy_for(
         cluster: to run on; this machine by default.
         say: gets a line before seconds go by.
     """
-    study, nodes = plan.study, None if cluster is None else cluster.nodes()
-    share = Share()
-    if asked is None and study.base.device == "cuda":
-        share = _share(study, len(plan.todo), vocab_size, file, keep, cluster, say)
-    if nodes is None:
-        return policy(study.base, asked, share)
-    return policy_on(nodes, study.base, asked, share)
+    base, share = plan.study.base, Share()
+    if asked is None and base.device == "cuda":
+        share = _share(plan.study, len(plan.todo), vocab_size, file, keep, cluster, say)
+    if cluster is None:
+        return policy(base, asked, share)
+    return policy_on(cluster.nodes(), base, asked, share)
 
 
 def _share(
