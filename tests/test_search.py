@@ -335,6 +335,7 @@ def test_a_finished_search_has_a_table_and_a_report(searched, tmp_path):
     assert all(part["note"].startswith("a search left") for part in drops)
     page = write(results, tmp_path).read_text()
     assert f"A search asked for {len(ran)} of the 200 cells" in page
+    assert "Compare a search with a search." in page
 
 
 def test_lr_sensitivity_of_a_search_rests_on_what_all_lines_ran(tmp_path):
