@@ -9,7 +9,7 @@
 # make check-results                                 results/: hashes, numbers, cells trained again
 # make test                                          everything .ci/run checks
 # make test-faults [SEED=1] [FAULTS=140]             kills and damage at random moments, half an hour
-# make test-cluster                                  two Ray nodes, one killed; S3 by moto; some minutes
+# make test-cluster                                  Ray nodes, ssh.sh, slurm.sh; S3 by moto; ten minutes
 # make check                                         lint, format, types, commands of the docs
 # make coverage                                      simulated studies: are the intervals honest?
 # make coord-check                                   is muP on where it is on? table and figure
