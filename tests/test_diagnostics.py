@@ -70,6 +70,17 @@ def test_sinks_by_hand():
     assert math.isnan(d.sink_share(logits.softmax(-1)).item())
 
 
+@pytest.mark.parametrize("detail", ["cheap", "full"])
+def test_inference_mode_changes_no_bit(detail, monkeypatch):
+    config = TrialConfig(lr=1e-2, depth=2, qk_norm="rmsnorm", device="cpu", threads=1)
+    model = GPT(config, 512, 0)
+    ids = torch.arange(64).view(2, 32)
+    found = d.probe(model, ids, detail)
+    monkeypatch.setattr(d, "WITHOUT_GRADIENT", torch.no_grad)
+    assert found == d.probe(model, ids, detail)
+    model.loss(torch.arange(66).view(2, 33)).backward()  # nothing it left behind is in the way
+
+
 @pytest.mark.parametrize("shape", [(1,), (2, 3), (8, 32, 32), (3, 5, 7)])
 def test_median_is_the_element_pytorch_finds(shape, monkeypatch):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).abs()
