@@ -153,6 +153,18 @@ def test_on_a_fine_grid_there_is_room_for_the_number_alone() -> None:
     assert {row["stable"] for row in spec["datasets"]["curve"]} <= {"", "0", "1", "2"}
 
 
+def test_where_a_search_ran_closely_there_is_room_for_the_number_alone() -> None:
+    """Ten learning rates over three decades, eight of them an eighth of a decade apart."""
+    lrs = (1e-3, *log_grid(1e-3, 1, 8)[13:21], 1.0)
+    results = fabricated.results(fabricated.study(depth=(1, 2, 4), lr=lrs))
+    spec = drawn(results)["lr_loss"].spec(plots.WIDE)
+    assert "k: only k of the 3 seeds are stable there" in str(spec["title"])
+    one = results.cells.index[results.cells["lr"].eq(lrs[3])][0]
+    results.cells.loc[one, "state"] = "untried"
+    spec = drawn(results)["lr_loss"].spec(plots.WIDE)
+    assert "k: only k of the seeds that ran are stable there" in str(spec["title"])
+
+
 @pytest.mark.parametrize("layout", [plots.COLUMN, plots.WIDE], ids=lambda layout: layout.name)
 def test_every_figure_draws_within_its_width(
     awkward_figures: dict[str, Figure], layout: plots.Layout

@@ -90,11 +90,14 @@ def lr_loss(
     width = layout.panel_width(len(depths))
     # A character is half a font size wide, and there may be a "2/3" at each learning rate.
     longest = max(3, counted["stable"].str.len().max())
-    count_font = min(layout.font * 0.75, width / (len(lrs) * longest * 0.5))
-    crowded = count_font < layout.font * _READABLE
-    if crowded:  # n is the same for all, and stands in the subtitle
+    room = width * _closest(lrs)
+    count_font = min(layout.font * 0.75, room / (longest * 0.5))
+    n = ""
+    if count_font < layout.font * _READABLE:  # then n stands in the subtitle
         counted["stable"] = counted["stable"].str.partition("/")[0]
-        count_font = min(layout.font * 0.75, width / (len(lrs) * 1.2))
+        count_font = min(layout.font * 0.75, room / 1.2)
+        asked = curve["n_asked"][curve["n_asked"] > 0].unique()
+        n = f"{asked[0]} seeds" if len(asked) == 1 else "seeds that ran"
     panel = _Panel(
         band=bool(curve[["low", "high"]].notna().any(axis=None)),
         domain=(bottom, highest + top * _ROW * 0.7),
@@ -123,18 +126,28 @@ def lr_loss(
     }
     title = "Final loss against learning rate"
     chart = choosable(chart)
-    notes = [*_notes(cells, crowded), *_at_the_edge(arms_summary), *lost]
+    notes = [*_notes(cells, n), *_at_the_edge(arms_summary), *lost]
     return styled(chart, layout, tables, title, notes)
 
 
-def _notes(cells: pd.DataFrame, crowded: bool) -> list[str]:
-    """The subtitle: n, and whatever the picture alone would not say."""
+def _closest(lrs: list[float]) -> float:
+    """The smallest distance of two learning rates, as a share of an axis with room for them all."""
+    places = np.log10(lrs)
+    gap = float(np.diff(places).min(initial=np.inf))
+    return 1.0 if math.isinf(gap) else gap / (float(places[-1] - places[0]) + gap)
+
+
+def _notes(cells: pd.DataFrame, n: str) -> list[str]:
+    """The subtitle: n, and whatever the picture alone would not say.
+
+    Args:
+        n: of how many the k of a label is; empty if the label says so.
+    """
     counts = cells["state"].value_counts()
     seeds = cells["seed"].nunique()
     notes = [
         f"{len(cells)} cells, {seeds} seed{'s'[: seeds != 1]}; one mark a cell, line: median",
-        f"{'k' if crowded else 'k/n'}: only k of the {seeds if crowded else 'n'} seeds are stable "
-        "there",
+        f"{'k' if n else 'k/n'}: only k of the {n or 'n seeds'} are stable there",
     ]
     for state, words in (("errored", "errored"), ("missing", "missing or unfinished")):
         if state in counts.index:
