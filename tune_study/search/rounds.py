@@ -231,9 +231,12 @@ class _State:
             return None
         if line == self.rounds.lines[0]:
             return self._lowest(line, NEARBY)
+        return None if line in self.known.tried else self._reference(line)
+
+    def _reference(self, line: Line) -> int | None:
+        """The place of its group's next reference, if that is one of this line."""
         cell = self.rounds.reference(self.known, line.group)
-        begun = line in self.known.tried
-        return cell[1] if cell and cell[0] == line and not begun else None
+        return cell[1] if cell and cell[0] == line else None
 
     def _doubted(self, line: Line) -> int | None:
         """A place of a line whose edge is known that may change how its cells are judged."""
@@ -245,10 +248,7 @@ class _State:
             group = [at for at in self.rounds.lines if at.group == line.group]
             _, place = min((x, at) for other in group for at, x in self._losses(other).items())
             return None if place in self.known.tried[line] else place
-        if line.group in self.known.contested:
-            cell = self.rounds.reference(self.known, line.group)
-            return cell[1] if cell and cell[0] == line else None
-        return None
+        return self._reference(line) if line.group in self.known.contested else None
 
     def _beside(self, line: Line, off: Line) -> int | None:
         """The next place near off's edge that off ran and this line did not."""
